@@ -1,0 +1,10 @@
+"""The POPGym vector tasks in JAX. See README.md in this folder.
+
+env, params = popjym.make("RepeatPreviousEasy")
+obs, state = env.reset(key, params)
+obs, state, reward, done, info = env.step(key, state, action, params)
+"""
+
+from popjym.registry import make, registered_envs
+
+__all__ = ["make", "registered_envs"]

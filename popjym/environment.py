@@ -1,0 +1,95 @@
+"""The base class: a game says how it starts and how it moves; this adds auto-reset, checks and fixed types."""
+
+import abc
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from popjym import prng
+
+
+class Environment(abc.ABC):
+    """A partially observable game as pure functions of (key, state, action, params).
+
+    A game implements `start`, `move` and the two spaces. Everything that tells one difficulty from another is in
+    `params`: what sets an array's shape is a static field of it, the rest are leaves.
+    """
+
+    def __init__(self, name, default_params):
+        self.name = name
+        self.default_params = default_params
+
+    @abc.abstractmethod
+    def start(self, key, params):
+        """First observation and state of an episode: obs, state."""
+
+    @abc.abstractmethod
+    def move(self, key, state, action, params):
+        """One step of the game: obs, state, reward, terminated, truncated."""
+
+    @abc.abstractmethod
+    def observation_space(self, params=None):
+        """A Box; one-hot codes where the original's observation is discrete."""
+
+    @abc.abstractmethod
+    def action_space(self, params=None):
+        """Discrete, or a Box for the pendulums."""
+
+    def reset(self, key, params=None):
+        """Start an episode: obs, state."""
+        return self._reset(key, self._checked(params))
+
+    def step(self, key, state, action, params=None):
+        """Play one step, and start the next episode when this one ends: obs, state, reward, done, info.
+
+        At an end, `obs` and `state` are the next episode's first. `info["final_observation"]` is always the observation
+        this step produced, before any reset; `info["terminated"]` and `info["truncated"]` say why the episode ended
+        and can both be set.
+        """
+        return self._step(key, state, action, self._checked(params))
+
+    def reset_env(self, key, params=None):
+        """gymnax's name for `reset`."""
+        return self.reset(key, params)
+
+    def step_env(self, key, state, action, params=None):
+        """Play one step without auto-reset: obs, state, reward, done, info."""
+        return self._step_env(key, state, action, self._checked(params))
+
+    @partial(jax.jit, static_argnums=0)
+    def _reset(self, key, params):
+        obs, state = self.start(key, params)
+        return obs.astype(jnp.float32), state
+
+    @partial(jax.jit, static_argnums=0)
+    def _step_env(self, key, state, action, params):
+        obs, state, reward, terminated, truncated = self.move(key, state, action, params)
+        obs = obs.astype(jnp.float32)
+        terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
+        info = {"terminated": terminated, "truncated": truncated, "final_observation": obs}
+        return obs, state, jnp.asarray(reward, jnp.float32), terminated | truncated, info
+
+    @partial(jax.jit, static_argnums=0)
+    def _step(self, key, state, action, params):
+        key_move, key_start = prng.split(key)
+        obs, state, reward, done, info = self._step_env(key_move, state, action, params)
+        # Under vmap every branch of a cond is computed for every environment, so a select says the same in fewer words.
+        # It also means that `start` runs at every step: it has to be cheap.
+        first = self._reset(key_start, params)
+        obs, state = jax.tree.map(partial(jnp.where, done), first, (obs, state))
+        return obs, state, reward, done, info
+
+    def _checked(self, params):
+        if params is None:
+            return self.default_params
+        if type(params) is not type(self.default_params):
+            expected = type(self.default_params).__name__
+            raise TypeError(
+                f"{self.name} takes {expected} as params, not {type(params).__name__}; "
+                f'`env, params = popjym.make("{self.name}")` returns the right ones'
+            )
+        return params
+
+    def __repr__(self):
+        return f"<{self.name}>"

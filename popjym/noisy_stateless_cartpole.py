@@ -1,0 +1,51 @@
+"""NoisyStatelessCartPole: balance the pole from noisy positions. (POPGym's NoisyPositionOnlyCartPole.)
+
+StatelessCartPole with independent Gaussian noise on every observation, the first one included. The noise has the same
+standard deviation for the position (metres) and for the angle (radians), where it is larger than the angle at which the
+pole counts as fallen. The noisy observation is clipped to the observation space; the physics stay exact.
+
+observation   cart position and pole angle plus noise, clipped to ±4.8 and ±24 degrees [2]
+actions       2: push left (0; also anything that is not 1), push right (1)
+reward        1 / max_steps_in_episode at every step, the last one included; return in (0, 1]
+episode       as in StatelessCartPole, 200 steps at every difficulty
+remember      enough positions to average the noise out of positions and velocities
+"""
+
+import jax.numpy as jnp
+from flax import struct
+
+from popjym import prng, spaces
+from popjym.environment import Environment
+from popjym.stateless_cartpole import OBSERVATION_BOUND, CartPoleState, initial_physics, push
+
+
+@struct.dataclass
+class NoisyStatelessCartPoleParams:
+    noise_sigma: float = 0.1
+    max_steps_in_episode: int = 200
+
+
+def observe(words, physics, params):
+    bound = jnp.array(OBSERVATION_BOUND)
+    return jnp.clip(physics[0::2] + params.noise_sigma * prng.normal(words), -bound, bound)
+
+
+class NoisyStatelessCartPole(Environment):
+    def start(self, key, params):
+        words = prng.bits(key, 6)
+        physics = initial_physics(words[:4])
+        return observe(words[4:], physics, params), CartPoleState(jnp.int32(0), physics)
+
+    def move(self, key, state, action, params):
+        time = state.time + 1
+        physics, fell = push(state.physics, action)
+        obs = observe(prng.bits(key, 2), physics, params)
+        reward = 1 / params.max_steps_in_episode
+        return obs, CartPoleState(time, physics), reward, fell, time >= params.max_steps_in_episode
+
+    def observation_space(self, params=None):
+        bound = jnp.array(OBSERVATION_BOUND)
+        return spaces.Box(-bound, bound, (2,))
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
