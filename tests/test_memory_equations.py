@@ -72,8 +72,9 @@ def test_ffm_and_its_ablations(ablated):
     gone = {"decay": "alpha", "learn_decay": "alpha", "oscillation": "omega", "learn_oscillation": "omega"}
     gone |= {"input_gate": "l2", "output_gate": "l4"}
     assert {name.split("_")[0] for name in p} == {"alpha", "omega", "l1", "l2", "l3", "l4", "l5"} - {gone.get(ablated)}
-    alpha = p.get("alpha", -np.log(0.01) / np.geomspace(1, 1024, m))
-    omega = p.get("omega", 2 * np.pi / np.geomspace(1, 1024, c))
+    # as float32, like the constants of the unit: an error of 1e-7 in a period is visible after a few of them
+    alpha = p.get("alpha", (-np.log(0.01) / np.geomspace(1, 1024, m)).astype(np.float32).astype(np.float64))
+    omega = p.get("omega", (2 * np.pi / np.geomspace(1, 1024, c)).astype(np.float32).astype(np.float64))
     alpha, omega = (0 * alpha if ablated == "decay" else alpha), (0 * omega if ablated == "oscillation" else omega)
     gamma = np.exp(-np.abs(alpha))[:, None] * np.exp(-1j * omega)[None, :]  # Eq. 11 at t = 1
 
