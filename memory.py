@@ -194,20 +194,60 @@ def blocks(init: Callable, count: int) -> Callable:
 def linear_recurrence(decay, inputs, reset: jax.Array, initial, form: str = "auto"):
     """All states of h_t = λ ⊙ h_{t-1} + u_t, for complex λ of modulus at most 1, with h_{t-1} = 0 where reset[t].
 
-    Complex numbers are pairs (real, imaginary): decay λ [...], inputs u [T, B, ...] (may broadcast against the state
-    in the trailing axes; None as imaginary part of real inputs), initial h [B, ...]. Returns h as a pair [T, B, ...].
-    """
-    a, b = decay
-    re, im = inputs
+    Complex numbers are pairs (real, imaginary): decay λ [...], inputs u [T, B, ...] (which may broadcast against the
+    state in the trailing axes; None as imaginary part of real inputs), initial h [B, ...]. Returns h as a pair
+    [T, B, ...].
 
+    There are two forms with the same numbers to rounding. "sequential" steps through time: the least arithmetic and
+    memory traffic, right for a CPU. "associative" computes all steps in O(log T) parallel rounds, right for an
+    accelerator. "auto" chooses by JAX's default backend when the program is traced.
+    """
+    require(
+        form in ("auto", "sequential", "associative"), f"form must be auto, sequential or associative, not {form!r}"
+    )
+    if form == "auto":
+        form = "sequential" if jax.default_backend() == "cpu" else "associative"
+    return (sequential_recurrence if form == "sequential" else associative_recurrence)(decay, inputs, reset, initial)
+
+
+def sequential_recurrence(decay, inputs, reset, initial):
     def step(h, now):
-        u_re, u_im, reset = now
-        h_re, h_im = h
-        h_re, h_im = where_reset(reset, (0.0, 0.0), (a * h_re - b * h_im, a * h_im + b * h_re))
-        h = (h_re + u_re, h_im if u_im is None else h_im + u_im)
+        u, reset = now
+        h = add(where_reset(reset, (0.0, 0.0), multiply(decay, h)), u)
         return h, h
 
-    return jax.lax.scan(step, initial, (re, im, reset))[1]
+    return jax.lax.scan(step, initial, (inputs, reset))[1]
+
+
+def associative_recurrence(decay, inputs, reset, initial):
+    """Spans of time are joined pairwise: (steps, did it reset, state at its end if the state before it is zero)."""
+    u_re, u_im = inputs
+    full = (len(reset), *initial[0].shape)
+    inputs = jnp.broadcast_to(u_re, full), jnp.broadcast_to(jnp.zeros_like(u_re) if u_im is None else u_im, full)
+    entry = add(where_reset(reset[0], (0.0, 0.0), multiply(decay, initial)), jax.tree.map(lambda u: u[0], inputs))
+    inputs = jax.tree.map(lambda u, first: u.at[0].set(first), inputs, entry)
+    # λ^steps is the same for the whole batch: [T, 1, ...]. Its modulus is at most 1: nothing can overflow, at any T.
+    power = jax.tree.map(lambda part: jnp.broadcast_to(part, (len(reset), 1, *part.shape)), decay)
+
+    def join(left, right):
+        (left_power, left_reset, left_state), (right_power, right_reset, right_state) = left, right
+        # The reset belongs to the operator: a reset in the right span hides the left one, and the span remembers
+        # a reset in either half.
+        flag = right_reset.reshape(right_reset.shape + (1,) * (left_state[0].ndim - 2))
+        hidden = jax.tree.map(lambda part: jnp.where(flag, 0.0, part), multiply(right_power, left_state))
+        return multiply(left_power, right_power), left_reset | right_reset, add(hidden, right_state)
+
+    return jax.lax.associative_scan(join, (power, reset, inputs))[2]
+
+
+def multiply(p, q):
+    """The product of complex numbers as pairs."""
+    return p[0] * q[0] - p[1] * q[1], p[0] * q[1] + p[1] * q[0]
+
+
+def add(p, q):
+    """The sum of complex numbers as pairs; None is an imaginary part of zero."""
+    return p[0] + q[0], p[1] if q[1] is None else p[1] + q[1]
 
 
 def trace_durability(alpha, beta: float = 0.01):
@@ -251,6 +291,8 @@ class FFM(Memory):
     """False: x̃ = ℓ1(x)."""
     output_gate: bool = True
     """False: y = LN(z) + ℓ5(x), a residual connection that mixes in equal parts."""
+    form: str = "auto"
+    """How the recurrence is computed: see `linear_recurrence`."""
 
     def initialize_carry(self, batch_size: int):
         S = jnp.zeros((batch_size, self.trace_size, self.context_size))
@@ -277,7 +319,7 @@ class FFM(Memory):
         trace = linear("l1", x, m)  # [T, B, m]
         if self.input_gate:
             trace *= nn.sigmoid(linear("l2", x, m))
-        states = linear_recurrence(gamma, (trace[..., None], None), reset, carry)  # [T, B, m, c] each
+        states = linear_recurrence(gamma, (trace[..., None], None), reset, carry, self.form)  # [T, B, m, c] each
         flat = [part.reshape(*x.shape[:2], m * c) for part in states]
         z = linear("l3", jnp.concatenate(flat, axis=-1), N)  # [T, B, N]
         z, residual = normalize(z), linear("l5", x, N)
@@ -309,3 +351,253 @@ def normalize(z: jax.Array, epsilon: float = 1e-6) -> jax.Array:
     """Layer normalisation without parameters (LN in FFM, Eq. 17)."""
     z = z - z.mean(-1, keepdims=True)
     return z * jax.lax.rsqrt(jnp.square(z).mean(-1, keepdims=True) + epsilon)
+
+
+class LRU(Memory):
+    """Linear recurrent unit (FRN, Eq. 5 and 11; Orvieto et al., 2023).
+
+        λ = exp(-exp(ν) + i exp(θ))               N complex modes, |λ| < 1 whatever ν is
+        h_t = λ ⊙ h_{t-1} + exp(γ) ⊙ B x_t        exp(γ) = sqrt(1 - |λ|²) at the start: noise keeps its variance
+        y_t = Re(C h_t) + D ⊙ x_t
+
+    ν, θ and γ are logarithms, so that every real value is valid. At the start, the modes are uniform in the ring
+    r_min <= |λ| <= r_max of the complex plane, with phases up to max_phase. B holds its real and imaginary parts side
+    by side, C holds Re C above -Im C: each is applied in one real product.
+    """
+
+    r_min: float = 0.9
+    r_max: float = 0.999
+    max_phase: float = 2 * math.pi
+    form: str = "auto"
+    """How the recurrence is computed: see `linear_recurrence`."""
+
+    def initialize_carry(self, batch_size: int):
+        h = jnp.zeros((batch_size, self.features))
+        return h, h
+
+    @nn.compact
+    def __call__(self, carry, x: jax.Array, reset: jax.Array):
+        self.check(carry, x, reset)
+        N, F = self.features, x.shape[-1]
+        require(F == N, f"LRU: y = Re(C h) + D ⊙ x needs an input as wide as the output: features = {N}, x has {F}")
+        decay, nu = modes(self, N)
+        gamma = self.weight("gamma", lambda key, shape: 0.5 * jnp.log1p(-jnp.exp(-2 * jnp.exp(nu))), N)
+        B = self.weight("B", nn.initializers.normal((2 * F) ** -0.5), F, 2 * N)
+        C = self.weight("C", nn.initializers.normal(N**-0.5), 2 * N, N)
+        D = self.weight("D", nn.initializers.normal(1.0), N)
+        u = jnp.split(x @ (B * jnp.exp(jnp.tile(gamma, 2))), 2, axis=-1)  # [T, B, N] each
+        states = linear_recurrence(decay, tuple(u), reset, carry, self.form)  # [T, B, N] each
+        y = jnp.concatenate(states, axis=-1) @ C + D * x
+        return jax.tree.map(lambda part: part[-1], states), y
+
+
+def modes(cell: Memory, N: int, suffix: str = ""):
+    """N random modes as parameters of a cell with r_min, r_max, max_phase: λ as a pair [N], and ν."""
+    require(
+        0 <= cell.r_min < cell.r_max <= 1 and 0 < cell.max_phase <= 2 * math.pi,
+        f"{type(cell).__name__}: needs 0 <= r_min < r_max <= 1 and 0 < max_phase <= 2π, "
+        f"not r_min = {cell.r_min}, r_max = {cell.r_max}, max_phase = {cell.max_phase}",
+    )
+    nu = cell.weight(
+        f"nu{suffix}", lambda key, shape: draw_nu(jax.random.uniform(key, shape), cell.r_min, cell.r_max), N
+    )
+    theta = cell.weight(
+        f"theta{suffix}", lambda key, shape: draw_theta(jax.random.uniform(key, shape), cell.max_phase), N
+    )
+    radius, phase = jnp.exp(-jnp.exp(nu)), jnp.exp(theta)
+    return (radius * jnp.cos(phase), radius * jnp.sin(phase)), nu
+
+
+def draw_nu(uniform: jax.Array, r_min: float, r_max: float) -> jax.Array:
+    """ν of modes whose density is uniform over the area of a ring, from uniform numbers in [0, 1].
+
+    A radius of exactly 0 or 1 would make ν, or the logarithm of the norm sqrt(1 - r²), infinite.
+    """
+    area = jnp.clip(r_min**2 + uniform * (r_max**2 - r_min**2), 1e-6, 1 - 1e-6)
+    return jnp.log(-0.5 * jnp.log(area))
+
+
+def draw_theta(uniform: jax.Array, max_phase: float) -> jax.Array:
+    """θ of modes whose phase is uniform in (0, max_phase], from uniform numbers in [0, 1]; a phase of 0 has no log."""
+    return jnp.log(max_phase * jnp.maximum(uniform, 1e-6))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reservoirs: random from the start, and meant to stay so (FRN, appendix B)
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Reservoir(Memory):
+    """Layers of `features` units, each driven by the one below; the output is all of them side by side (FRN, Eq. A2).
+
+    y [T, B, num_layers · features]. Reservoirs need no layers between or before them: they stack on the input.
+    """
+
+    num_layers: int = 2
+
+    def initialize_carry(self, batch_size: int):
+        return tuple(self.initialize_layer(batch_size) for _ in range(self.num_layers))
+
+    def initialize_layer(self, batch_size: int):
+        return jnp.zeros((batch_size, self.features))
+
+    @nn.compact
+    def __call__(self, carry, x: jax.Array, reset: jax.Array):
+        self.check(carry, x, reset)
+        states, outputs = [], []
+        for i, state in enumerate(carry):
+            state, x = self.layer(i, state, x, reset)
+            states.append(state)
+            outputs.append(x)
+        return tuple(states), jnp.concatenate(outputs, axis=-1)
+
+
+class DeepESN(Reservoir):
+    """Deep echo state network (FRN, Eq. A1 and A2; Gallicchio et al., 2017). A layer, driven by u_t = x_t or h_t below:
+
+        c_t = tanh(W_in u_t + W_rec h_{t-1} + b)
+        h_t = (1 - α) h_{t-1} + α c_t                y_t = all layers' h_t
+
+    W_rec is a Gaussian matrix, scaled to its spectral radius exactly.
+    """
+
+    spectral_radius: float = 0.99
+    leak: float = 1.0
+    """α: 1 replaces the state at every step, a smaller one averages over about 1/α steps."""
+    input_scaling: float = 1.0
+    """Standard deviation of W_in u for inputs u of unit variance."""
+    bias_scaling: float = 0.1
+    """Standard deviation of b."""
+
+    def layer(self, i: int, h: jax.Array, u: jax.Array, reset: jax.Array):
+        require(0 < self.leak <= 1, f"DeepESN: leak must be in (0, 1], not {self.leak}")
+        require(self.spectral_radius > 0, f"DeepESN: spectral_radius must be positive, not {self.spectral_radius}")
+        N, F = self.features, u.shape[-1]
+        W_in = self.weight(f"W_in_{i}", nn.initializers.normal(self.input_scaling * F**-0.5), F, N)
+        W_rec = self.weight(f"W_rec_{i}", scaled_to_spectral_radius(self.spectral_radius), N, N)
+        b = self.weight(f"b_{i}", nn.initializers.normal(self.bias_scaling), N)
+
+        def step(h, now):
+            driven, reset = now
+            h = where_reset(reset, 0.0, h)
+            h = (1 - self.leak) * h + self.leak * jnp.tanh(driven + h @ W_rec)
+            return h, h
+
+        return jax.lax.scan(step, h, (u @ W_in + b, reset))
+
+
+def scaled_to_spectral_radius(target: float) -> Callable:
+    """An initialiser of square Gaussian matrices with the largest |eigenvalue| given."""
+
+    def draw(key, shape, dtype=jnp.float32):
+        matrix = jax.random.normal(key, shape, dtype)
+        return matrix * (target / spectral_radius(matrix))
+
+    return draw
+
+
+def spectral_radius(matrix: jax.Array, squarings: int = 26) -> jax.Array:
+    """The largest |eigenvalue| by Gelfand's formula, ‖M^k‖^(1/k) at k = 2^26: exact to rounding, on every backend."""
+    log_radius = 0.0
+    for i in range(squarings):
+        norm = jnp.linalg.norm(matrix)
+        matrix = jnp.matmul(matrix / norm, matrix / norm, precision=jax.lax.Precision.HIGHEST)
+        log_radius += jnp.log(norm) / 2**i
+    return jnp.exp(log_radius + jnp.log(jnp.linalg.norm(matrix)) / 2**squarings)
+
+
+class SRC(Reservoir):
+    """Structured reservoir computing (FRN, Eq. A3 and A4; Dong et al., 2020). A layer, driven by u_t:
+
+        h_t = tanh(S [σ_r h_{t-1}; σ_in u_t]) / √N,    S = the top left N x (N + d) block of T
+        T = g √m H D1 H D2 H D3                        H: orthonormal Hadamard matrix of size m = 2^k >= N + d
+
+    The D are diagonals of random signs, so that T behaves like a Gaussian matrix of standard deviation g but has only
+    3 m parameters, and the fast Walsh-Hadamard transform applies it in O(m log m): no matrix is ever formed.
+    """
+
+    recurrent_scaling: float = 1.0
+    """σ_r."""
+    input_scaling: float = 1.0
+    """σ_in, divided by √d so that inputs of unit variance arrive with this standard deviation."""
+    projection_scaling: float = 1.0
+    """g (γ in Eq. A4)."""
+
+    def layer(self, i: int, h: jax.Array, u: jax.Array, reset: jax.Array):
+        N, d = self.features, u.shape[-1]
+        m = 1 << (N + d - 1).bit_length()
+        signs = self.weight(f"signs_{i}", lambda key, shape: jax.random.rademacher(key, shape, jnp.float32), 3, m)
+        gain = self.projection_scaling * m**0.5
+        driven = jnp.pad(self.input_scaling * d**-0.5 * u, ((0, 0), (0, 0), (N, m - N - d)))  # [T, B, m]
+
+        def step(h, now):
+            driven, reset = now
+            h = where_reset(reset, 0.0, h)
+            v = driven + jnp.pad(self.recurrent_scaling * h, ((0, 0), (0, m - N)))  # [σ_r h; σ_in u; 0]
+            for sign in signs[::-1]:
+                v = hadamard_transform(sign * v)
+            h = jnp.tanh(gain * v[..., :N]) / N**0.5
+            return h, h
+
+        return jax.lax.scan(step, h, (driven, reset))
+
+
+def hadamard_transform(x: jax.Array) -> jax.Array:
+    """H x over the last axis, H the orthonormal Hadamard matrix (Sylvester's order), in O(m log m).
+
+    One round replaces all pairs (p, q) by (p + q, p - q); taking neighbours apart and putting sums before differences
+    makes every round the same, and after log2(m) rounds every element has met every other.
+    """
+    m = x.shape[-1]
+    for _ in range(m.bit_length() - 1):
+        even, odd = x[..., 0::2], x[..., 1::2]
+        x = jnp.concatenate([even + odd, even - odd], axis=-1)
+    return x * m**-0.5
+
+
+class ParalESN(Reservoir):
+    """Parallel echo state network (FRN, Eq. A5 and A6; Pinna et al., 2026). A layer, driven by u_t = x_t or q_t below:
+
+        h_t = λ̄ ⊙ h_{t-1} + α (W_in u_t + b),   λ̄ = (1 - α) + α λ     complex and linear: parallel over time
+        q_t = tanh(Re(C * h_t + c))                                    mixes each state with its neighbours
+
+    λ is drawn from a ring like the LRU's, * is a convolution across the state's coordinates with zeros beyond the ends.
+    Only the real part of c would be seen: c is real.
+    """
+
+    r_min: float = 0.9
+    r_max: float = 0.999
+    max_phase: float = 2 * math.pi
+    leak: float = 1.0
+    """α: a smaller one moves every mode towards 1, which remembers longer and turns more slowly."""
+    input_scaling: float = 1.0
+    bias_scaling: float = 0.1
+    kernel_size: int = 3
+    """Width of C: how many neighbouring coordinates are mixed."""
+    form: str = "auto"
+    """How the recurrence is computed: see `linear_recurrence`."""
+
+    def initialize_layer(self, batch_size: int):
+        h = jnp.zeros((batch_size, self.features))
+        return h, h
+
+    def layer(self, i: int, h, u: jax.Array, reset: jax.Array):
+        N, F, k, a = self.features, u.shape[-1], self.kernel_size, self.leak
+        require(0 < a <= 1, f"ParalESN: leak must be in (0, 1], not {a}")
+        require(0 < k <= N, f"ParalESN: kernel_size must be in [1, features], not {k}")
+        (re, im), _ = modes(self, N, f"_{i}")
+        W_in = self.weight(f"W_in_{i}", nn.initializers.normal(self.input_scaling * (2 * F) ** -0.5), F, 2 * N)
+        b = self.weight(f"b_{i}", nn.initializers.normal(self.bias_scaling), 2 * N)
+        C = self.weight(f"C_{i}", nn.initializers.normal(k**-0.5), 2, k)
+        c = self.weight(f"c_{i}", nn.initializers.normal(self.bias_scaling), N)
+        inputs = jnp.split(a * (u @ W_in + b), 2, axis=-1)
+        states = linear_recurrence(((1 - a) + a * re, a * im), tuple(inputs), reset, h, self.form)  # [T, B, N] each
+        q = jnp.tanh(convolve(states[0], C[0]) - convolve(states[1], C[1]) + c)
+        return jax.tree.map(lambda part: part[-1], states), q
+
+
+def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """y_n = sum over j of kernel_j x_{n + k // 2 - j} along the last axis, with zeros beyond its ends."""
+    k, N = len(kernel), x.shape[-1]
+    padded = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((k - 1 - k // 2, k // 2),))
+    return sum(kernel[j] * padded[..., k - 1 - j : k - 1 - j + N] for j in range(k))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory import FFM, GRU, Memoryless, count_parameters, merge, partition
+from memory import FFM, GRU, LRU, SRC, DeepESN, Memoryless, ParalESN, count_parameters, merge, partition
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -15,7 +15,14 @@ T, B, F = 12, 3, 8
 UNITS = {
     "memoryless": Memoryless(),
     "gru": GRU(F),
-    "ffm": FFM(F, trace_size=5, context_size=3),
+    "ffm": FFM(F, trace_size=5, context_size=3, form="sequential"),
+    "ffm-associative": FFM(F, trace_size=5, context_size=3, form="associative"),
+    "lru": LRU(F, form="sequential"),
+    "lru-associative": LRU(F, form="associative"),
+    "deepesn": DeepESN(F, leak=0.6),
+    "src": SRC(F),
+    "paralesn": ParalESN(F, leak=0.8, form="sequential"),
+    "paralesn-associative": ParalESN(F, leak=0.8, form="associative"),
 }
 WITH_STATE = [name for name in UNITS if name != "memoryless"]
 
