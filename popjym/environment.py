@@ -13,19 +13,23 @@ class Environment(abc.ABC):
     """A partially observable game as pure functions of (key, state, action, params).
 
     A game implements `start`, `move` and the two spaces. Everything that tells one difficulty from another is in
-    `params`: what sets an array's shape is a static field of it, the rest are leaves.
+    `params`: what sets an array's shape is a static field of it, the rest are leaves. A game does not see keys; it says
+    how many random words it needs to start and to move, and gets them (see prng.py).
     """
+
+    start_words = 0
+    move_words = 0
 
     def __init__(self, name, default_params):
         self.name = name
         self.default_params = default_params
 
     @abc.abstractmethod
-    def start(self, key, params):
+    def start(self, words, params):
         """First observation and state of an episode: obs, state."""
 
     @abc.abstractmethod
-    def move(self, key, state, action, params):
+    def move(self, words, state, action, params):
         """One step of the game: obs, state, reward, terminated, truncated."""
 
     @abc.abstractmethod
@@ -59,26 +63,32 @@ class Environment(abc.ABC):
 
     @partial(jax.jit, static_argnums=0)
     def _reset(self, key, params):
-        obs, state = self.start(key, params)
-        return obs.astype(jnp.float32), state
+        return self._start(prng.words(key, self.start_words), params)
 
     @partial(jax.jit, static_argnums=0)
     def _step_env(self, key, state, action, params):
-        obs, state, reward, terminated, truncated = self.move(key, state, action, params)
+        return self._move(prng.words(key, self.move_words), state, action, params)
+
+    @partial(jax.jit, static_argnums=0)
+    def _step(self, key, state, action, params):
+        words = prng.words(key, self.move_words + self.start_words)
+        obs, state, reward, done, info = self._move(words[: self.move_words], state, action, params)
+        # Under vmap both branches of a cond are computed for every environment, so a select says the same in fewer
+        # words. It also means that `start` runs at every step: it has to be cheap.
+        first = self._start(words[self.move_words :], params)
+        obs, state = jax.tree.map(partial(jnp.where, done), first, (obs, state))
+        return obs, state, reward, done, info
+
+    def _start(self, words, params):
+        obs, state = self.start(words, params)
+        return obs.astype(jnp.float32), state
+
+    def _move(self, words, state, action, params):
+        obs, state, reward, terminated, truncated = self.move(words, state, action, params)
         obs = obs.astype(jnp.float32)
         terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
         info = {"terminated": terminated, "truncated": truncated, "final_observation": obs}
         return obs, state, jnp.asarray(reward, jnp.float32), terminated | truncated, info
-
-    @partial(jax.jit, static_argnums=0)
-    def _step(self, key, state, action, params):
-        key_move, key_start = prng.split(key)
-        obs, state, reward, done, info = self._step_env(key_move, state, action, params)
-        # Under vmap every branch of a cond is computed for every environment, so a select says the same in fewer words.
-        # It also means that `start` runs at every step: it has to be cheap.
-        first = self._reset(key_start, params)
-        obs, state = jax.tree.map(partial(jnp.where, done), first, (obs, state))
-        return obs, state, reward, done, info
 
     def _checked(self, params):
         if params is None:

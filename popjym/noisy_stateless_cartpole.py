@@ -16,7 +16,7 @@ from flax import struct
 
 from popjym import prng, spaces
 from popjym.environment import Environment
-from popjym.stateless_cartpole import OBSERVATION_BOUND, CartPoleState, initial_physics, push
+from popjym.stateless_cartpole import OBSERVATION_BOUND, push, upright
 
 
 @struct.dataclass
@@ -25,23 +25,25 @@ class NoisyStatelessCartPoleParams:
     max_steps_in_episode: int = 200
 
 
-def observe(words, physics, params):
+def observe(words, state, params):
+    clean = jnp.stack([state.position, state.angle])
+    noise = params.noise_sigma * jnp.stack([prng.normal(word) for word in words])
     bound = jnp.array(OBSERVATION_BOUND)
-    return jnp.clip(physics[0::2] + params.noise_sigma * prng.normal(words), -bound, bound)
+    return jnp.clip(clean + noise, -bound, bound)
 
 
 class NoisyStatelessCartPole(Environment):
-    def start(self, key, params):
-        words = prng.bits(key, 6)
-        physics = initial_physics(words[:4])
-        return observe(words[4:], physics, params), CartPoleState(jnp.int32(0), physics)
+    start_words = 6
+    move_words = 2
 
-    def move(self, key, state, action, params):
-        time = state.time + 1
-        physics, fell = push(state.physics, action)
-        obs = observe(prng.bits(key, 2), physics, params)
-        reward = 1 / params.max_steps_in_episode
-        return obs, CartPoleState(time, physics), reward, fell, time >= params.max_steps_in_episode
+    def start(self, words, params):
+        state = upright(words[:4])
+        return observe(words[4:], state, params), state
+
+    def move(self, words, state, action, params):
+        state, fell = push(state, action)
+        obs = observe(words, state, params)
+        return obs, state, 1 / params.max_steps_in_episode, fell, state.time >= params.max_steps_in_episode
 
     def observation_space(self, params=None):
         bound = jnp.array(OBSERVATION_BOUND)

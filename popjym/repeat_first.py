@@ -13,7 +13,7 @@ remember      one suit, to the end
 import jax.numpy as jnp
 from flax import struct
 
-from popjym import deck, prng, spaces
+from popjym import deck, spaces
 from popjym.environment import Environment
 
 
@@ -34,16 +34,19 @@ class RepeatFirstState:
 
 
 class RepeatFirst(Environment):
-    def start(self, key, params):
-        suit, cards = deck.deal(prng.bits(key, 1)[0], deck.full(deck.SUITS, params.num_decks))
+    start_words = 1
+    move_words = 1
+
+    def start(self, words, params):
+        suit, cards = deck.deal(words[0], deck.full(deck.SUITS, params.num_decks))
         return deck.one_hot(suit, deck.SUITS), RepeatFirstState(jnp.int32(0), cards, suit)
 
-    def move(self, key, state, action, params):
+    def move(self, words, state, action, params):
         time = state.time + 1
         scale = 1 / params.max_steps_in_episode
         reward = jnp.where(action == state.first, scale, -scale)
 
-        suit, cards = deck.deal(prng.bits(key, 1)[0], state.deck)
+        suit, cards = deck.deal(words[0], state.deck)
         terminated = time == params.max_steps_in_episode
         return deck.one_hot(suit, deck.SUITS), RepeatFirstState(time, cards, state.first), reward, terminated, False
 

@@ -13,7 +13,7 @@ remember      the last k suits, in order
 import jax.numpy as jnp
 from flax import struct
 
-from popjym import deck, prng, spaces
+from popjym import deck, spaces
 from popjym.environment import Environment
 
 
@@ -35,18 +35,21 @@ class RepeatPreviousState:
 
 
 class RepeatPrevious(Environment):
-    def start(self, key, params):
-        suit, cards = deck.deal(prng.bits(key, 1)[0], deck.full(deck.SUITS, params.num_decks))
+    start_words = 1
+    move_words = 1
+
+    def start(self, words, params):
+        suit, cards = deck.deal(words[0], deck.full(deck.SUITS, params.num_decks))
         recent = jnp.zeros(params.k, jnp.int32).at[-1].set(suit)
         return deck.one_hot(suit, deck.SUITS), RepeatPreviousState(jnp.int32(0), cards, recent)
 
-    def move(self, key, state, action, params):
+    def move(self, words, state, action, params):
         time = state.time + 1
         right = action == state.recent[0]
         scale = 1 / (deck.CARDS * params.num_decks - params.k)
         reward = jnp.where(time < params.k, 0.0, jnp.where(right, scale, -scale))
 
-        suit, cards = deck.deal(prng.bits(key, 1)[0], state.deck)
+        suit, cards = deck.deal(words[0], state.deck)
         recent = jnp.append(state.recent[1:], suit)
         terminated = time == params.max_steps_in_episode
         return deck.one_hot(suit, deck.SUITS), RepeatPreviousState(time, cards, recent), reward, terminated, False

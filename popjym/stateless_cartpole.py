@@ -29,45 +29,48 @@ class StatelessCartPoleParams:
 @struct.dataclass
 class CartPoleState:
     time: jnp.ndarray  # int32: steps played
-    physics: jnp.ndarray  # float32 [4]: cart position and velocity, pole angle and angular velocity
+    position: jnp.ndarray  # float32, metres
+    velocity: jnp.ndarray
+    angle: jnp.ndarray  # float32, radians from upright
+    angular_velocity: jnp.ndarray
 
 
-def initial_physics(words):
-    """Four random words -> a state close to upright and at rest, each entry uniform in [-0.05, 0.05)."""
-    return prng.uniform(words) * 0.1 - 0.05
+def upright(words):
+    """A state close to upright and at rest from four random words: each entry is uniform in [-0.05, 0.05)."""
+    return CartPoleState(jnp.int32(0), *(prng.uniform(word) * 0.1 - 0.05 for word in words))
 
 
-def push(physics, action):
-    """One Euler step: the new physics, and whether the pole or the cart is out of bounds."""
-    position, velocity, angle, angular_velocity = physics
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
+def push(state, action):
+    """One Euler step: the new state, and whether it is out of bounds."""
+    sin, cos = jnp.sin(state.angle), jnp.cos(state.angle)
     mass, pole_moment = CART_MASS + POLE_MASS, POLE_MASS * HALF_LENGTH
 
     force = jnp.where(action == 1, FORCE, -FORCE)
-    push_acceleration = (force + pole_moment * angular_velocity**2 * sin) / mass
-    angular_acceleration = (GRAVITY * sin - cos * push_acceleration) / (
-        HALF_LENGTH * (4 / 3 - POLE_MASS * cos**2 / mass)
-    )
-    acceleration = push_acceleration - pole_moment * angular_acceleration * cos / mass
+    thrust = (force + pole_moment * state.angular_velocity**2 * sin) / mass
+    angular_acceleration = (GRAVITY * sin - cos * thrust) / (HALF_LENGTH * (4 / 3 - POLE_MASS * cos**2 / mass))
+    acceleration = thrust - pole_moment * angular_acceleration * cos / mass
 
-    position = position + TIME_STEP * velocity
-    velocity = velocity + TIME_STEP * acceleration
-    angle = angle + TIME_STEP * angular_velocity
-    angular_velocity = angular_velocity + TIME_STEP * angular_acceleration
-    fell = (jnp.abs(position) > MAX_POSITION) | (jnp.abs(angle) > MAX_ANGLE)
-    return jnp.stack([position, velocity, angle, angular_velocity]), fell
+    state = CartPoleState(
+        time=state.time + 1,
+        position=state.position + TIME_STEP * state.velocity,
+        velocity=state.velocity + TIME_STEP * acceleration,
+        angle=state.angle + TIME_STEP * state.angular_velocity,
+        angular_velocity=state.angular_velocity + TIME_STEP * angular_acceleration,
+    )
+    return state, (jnp.abs(state.position) > MAX_POSITION) | (jnp.abs(state.angle) > MAX_ANGLE)
 
 
 class StatelessCartPole(Environment):
-    def start(self, key, params):
-        physics = initial_physics(prng.bits(key, 4))
-        return physics[0::2], CartPoleState(jnp.int32(0), physics)
+    start_words = 4
 
-    def move(self, key, state, action, params):
-        time = state.time + 1
-        physics, fell = push(state.physics, action)
-        reward = 1 / params.max_steps_in_episode
-        return physics[0::2], CartPoleState(time, physics), reward, fell, time >= params.max_steps_in_episode
+    def start(self, words, params):
+        state = upright(words)
+        return jnp.stack([state.position, state.angle]), state
+
+    def move(self, words, state, action, params):
+        state, fell = push(state, action)
+        obs = jnp.stack([state.position, state.angle])
+        return obs, state, 1 / params.max_steps_in_episode, fell, state.time >= params.max_steps_in_episode
 
     def observation_space(self, params=None):
         bound = jnp.array(OBSERVATION_BOUND)
