@@ -14,6 +14,7 @@ import popjym
 
 SEEDS = 20
 LEVELS = ("Easy", "Medium", "Hard")
+CARTPOLE_STATE = ("position", "velocity", "angle", "angular_velocity")
 
 
 class LoadedDice:
@@ -49,18 +50,18 @@ def original(name):
     return getattr(popgym.envs, name)()
 
 
-def compare(trace, seed, length, env, dice, expected_obs, to_action=int, obs_tolerance=0, hidden=None):
+def compare(trace, seed, length, env, dice, expected_obs, to_action=int, obs_tolerance=0, physics=None):
     """Replay one episode in the original. `expected_obs` [1 + length, ...] is our account of it, in its encoding.
 
-    `hidden` [1 + length, ...] are our physical states: the original starts every step in ours. Its own would drift off,
-    because it computes in float64 and an inverted pendulum doubles the difference every few steps.
+    `physics` [1 + length, ...] are our physical states: the original starts every step in ours. Its own would drift
+    off, because it computes in float64 and an inverted pendulum doubles the difference every few steps.
     """
     env.np_random = dice
     obs, _ = env.reset()
     np.testing.assert_allclose(expected_obs[0], obs, rtol=0, atol=obs_tolerance, err_msg="first observation")
     for t in range(length):
-        if hidden is not None:
-            env.state = hidden[t].astype(np.float64)
+        if physics is not None:
+            env.state = physics[t].astype(np.float64)
         obs, reward, terminated, truncated, _ = env.step(to_action(trace.action[seed, t]))
         where = f"seed {seed}, step {t}"
         np.testing.assert_allclose(expected_obs[1 + t], obs, rtol=0, atol=obs_tolerance, err_msg=where)
@@ -72,6 +73,11 @@ def compare(trace, seed, length, env, dice, expected_obs, to_action=int, obs_tol
 
 def observations(trace, seed, length):
     return np.concatenate([trace.first_obs[seed][None], trace.obs[seed, :length]])
+
+
+def hidden(trace, name, seed, length):
+    """One variable of our state, from the start of an episode to its end [1 + length]."""
+    return np.append(getattr(trace.first_state, name)[seed], getattr(trace.state, name)[seed, :length])
 
 
 def one_hot_to_index(one_hot):
@@ -104,9 +110,9 @@ def test_cartpole(family, level, player):
         assert (lengths == params.max_steps_in_episode).all()
     for seed, length in enumerate(lengths):
         # The observation without its noise, clipped as the original clips it.
-        physics = np.concatenate([trace.first_state.physics[seed][None], trace.state.physics[seed, :length]])
+        physics = np.stack([hidden(trace, name, seed, length) for name in CARTPOLE_STATE], axis=-1)
         clean = physics[:, 0::2]
         dice = LoadedDice(uniform=[physics[0]])
         if family == "StatelessCartPole":
             np.testing.assert_array_equal(observations(trace, seed, length), clean)
-        compare(trace, seed, length, original(family + level), dice, clean, obs_tolerance=1e-6, hidden=physics)
+        compare(trace, seed, length, original(family + level), dice, clean, obs_tolerance=1e-6, physics=physics)
