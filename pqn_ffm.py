@@ -1,0 +1,685 @@
+"""PQN with Fast and Forgetful Memory on POPGym's partially observable vector tasks.
+
+The agent sees [observation, previous action], keeps what matters in a recurrent memory, and learns Q values from its
+own rollouts with TD(λ): no replay buffer, no target network. `--memory` swaps the memory by one word; `--frozen` leaves
+its weights as they were drawn and trains only what stands around it.
+
+    python pqn_ffm.py --env RepeatPrevious --frozen
+    python pqn_ffm.py --env StatelessCartPoleHard --memory gru --num-seeds 10
+
+FFM: Reinforcement Learning with Fast and Forgetful Memory (Morad et al., 2023).
+FRN: Does Learning Recurrent Networks Matter in Partially Observable RL? (Wang et al., 2026): agent and hyperparameters.
+PQN: Simplifying Deep Temporal Difference Learning (Gallici et al., 2025).
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import absl.logging
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import tyro
+from flax import struct
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tqdm import tqdm
+
+import popjym
+from memory import FFM, GRU, Memoryless, count_parameters, merge, partition
+
+jax.config.update("jax_default_matmul_precision", "highest")  # TF32 on GPUs changes results
+
+
+# --------------------------------------------------------------------------------------------------------- arguments
+@dataclass
+class Task:
+    """What is learned, and for how long."""
+
+    env: str = "RepeatPreviousEasy"
+    """POPGym task, with difficulty (RepeatFirstHard) or without (RepeatFirst means RepeatFirstEasy)"""
+    total_timesteps: int = 20_000_000
+    """environment steps of one seed (FRN Table A4)"""
+    seed: int = 1
+    """seed of the first run"""
+    num_seeds: int = 1
+    """seeds that train side by side in one program: seed, seed + 1, …; each has a run folder of its own"""
+    eval_episodes: int = 10
+    """greedy episodes after training (FRN section 4.1)"""
+
+
+@dataclass
+class Network:
+    """The agent (FRN Fig. 7, Table A1) and its memory (FFM Eq. 12 to 17)."""
+
+    memory: Literal["ffm", "gru", "mlp"] = "ffm"
+    """memory unit; mlp is the same agent without one, the memoryless baseline"""
+    frozen: bool = False
+    """leave the memory units as initialised (FRN Algorithm 1)"""
+    frozen_mixers: bool = False
+    """leave the mixers that follow the units as initialised (FRN section 4.6)"""
+    hidden_size: int = 256
+    """width of every hidden layer (FRN Table A1)"""
+    num_blocks: int = 2
+    """L, recurrent blocks of a unit and a mixer (FRN appendix E)"""
+    num_readout_blocks: int = 2
+    """K, hidden blocks of the readout (FRN appendix E)"""
+    trace_size: int = 32
+    """FFM: m, the traces"""
+    context_size: int = 4
+    """FFM: c, the contexts of each trace"""
+    decay: bool = True
+    """FFM: traces fade; without, |γ| = 1"""
+    oscillation: bool = True
+    """FFM: contexts turn; without, ω = 0"""
+    learn_decay: bool = True
+    """FFM: α is trained"""
+    learn_oscillation: bool = True
+    """FFM: ω is trained"""
+    input_gate: bool = True
+    """FFM: gate what enters the traces (Eq. 14)"""
+    output_gate: bool = True
+    """FFM: gate between memory and input (Eq. 17)"""
+
+
+@dataclass
+class Algorithm:
+    """PQN with λ-returns (FRN Table A4)."""
+
+    learning_rate: float | None = None
+    """initial learning rate; None takes FRN Table A4's: 1e-5 trained, 5e-5 frozen, 5e-7 for mlp"""
+    final_learning_rate: float = 1e-10
+    """learning rate at the last step, linear in between (FRN Table A4)"""
+    gamma: float = 0.99
+    """discount (FRN Table A4)"""
+    td_lambda: float = 0.95
+    """λ of the λ-returns (FRN Table A4)"""
+    max_grad_norm: float = 10.0
+    """gradients are clipped to this global norm (FRN Table A4)"""
+    start_e: float = 1.0
+    """ε of the ε-greedy policy at the first step (FRN Table A4)"""
+    end_e: float = 0.05
+    """ε at the end of the exploration, and after (FRN Table A4)"""
+    exploration_fraction: float = 0.25
+    """part of total_timesteps in which ε falls, linearly (not in FRN; POPGym Arcade's value)"""
+    num_envs: int = 16
+    """parallel environments (FRN Table A4)"""
+    num_steps: int = 128
+    """steps of each environment in a rollout (FRN Table A4)"""
+    num_minibatches: int = 16
+    """minibatches of an epoch: whole sequences of num_envs / num_minibatches environments (FRN Table A4)"""
+    update_epochs: int = 4
+    """passes over each rollout (FRN Table A4)"""
+
+
+# --- shared block: command line ---
+@dataclass
+class Run:
+    """Where a run is kept, continued and shown."""
+
+    run_dir: str = "runs"
+    """folder of all runs"""
+    exp_name: str = Path(__file__).stem
+    """name of the experiment, a part of the run folder's name"""
+    checkpoint_every: float = 600.0
+    """seconds between two checkpoints; 0 writes one after every update"""
+    resume: str | None = None
+    """run folder to continue, with the flags it was started with"""
+    evaluate: str | None = None
+    """run folder whose last checkpoint is evaluated into its evaluate.json, without training"""
+    track: bool = False
+    """log to Weights & Biases too (pip install wandb; WANDB_PROJECT and WANDB_ENTITY say where)"""
+
+
+def fail(message: str, code: int = 2):
+    print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def parse_args() -> tuple[SimpleNamespace, dict | None]:
+    """All groups' flags side by side; and the config.json of a run to resume or evaluate, whose flags then hold."""
+
+    def parse(command_line: list[str]) -> dict[str, Any]:
+        groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
+
+    args = parse(sys.argv[1:])
+    run = args["resume"] or args["evaluate"]
+    if run is None:
+        return SimpleNamespace(**args), None
+    given = f"--{'resume' if args['resume'] else 'evaluate'} {run}"
+    try:
+        config = json.loads((Path(run) / "config.json").read_text())
+        script, command_line, _, _ = (config[name] for name in ("script", "command_line", "runs", "seed"))
+    except OSError:
+        fail(f"{given}: no run there; a run folder has a config.json")
+    except (ValueError, KeyError, TypeError) as error:
+        fail(f"{given}: its config.json is damaged: {error!r}")
+    if script != Path(__file__).stem:
+        fail(f"{given}: a run of {script}.py; continue it there")
+    saved, args = parse(command_line), parse(command_line + sys.argv[1:])
+    free = {"resume", "evaluate", "checkpoint_every", "track"} | ({"eval_episodes"} if args["evaluate"] else set())
+    for name in args.keys() - free:
+        if args[name] != saved[name]:
+            fail(f"--{name.replace('_', '-')} {args[name]}: the run was started with {saved[name]}, and keeps it")
+    return SimpleNamespace(**args | {"run_dir": str(Path(run).absolute().parent)}), config
+
+
+# --- end shared block: command line ---
+
+
+@dataclass
+class Args:
+    """PQN with Fast and Forgetful Memory on POPGym's vector tasks."""
+
+    task: Task = field(default_factory=Task)
+    network: Network = field(default_factory=Network)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    run: Run = field(default_factory=Run)
+
+
+FFM_FLAGS = {f.name: f.default for f in dataclasses.fields(Network) if f.name in FFM.__dataclass_fields__}
+
+
+def check_args(args: SimpleNamespace):
+    """Fills in what depends on other flags; ends the program where a flag makes no sense."""
+
+    def check(holds: bool, name: str, right: str):
+        if not holds:
+            fail(f"--{name.replace('_', '-')} {getattr(args, name)}: {right}")
+
+    args.env += "Easy" if args.env + "Easy" in popjym.registered_envs else ""
+    try:
+        env, env_params = popjym.make(args.env)
+    except ValueError as error:  # names the closest ones
+        fail(f"--env {args.env}: {error}")
+    discrete = hasattr(env.action_space(env_params), "n")
+    check(discrete, "env", "its actions are continuous, and PQN needs discrete ones; StatelessCartPole has them")
+    for f in (f for group in (Task, Network, Algorithm) for f in dataclasses.fields(group) if f.type is int):
+        if f.name != "seed":
+            check(0 < getattr(args, f.name) < 2**31, f.name, "must be a positive integer (below 2^31)")
+    check(0 <= args.seed <= 2**31 - args.num_seeds, "seed", "must be from 0 to 2^31 - num_seeds")
+    for name in ("gamma", "td_lambda", "start_e", "end_e", "exploration_fraction"):
+        check(0 <= getattr(args, name) <= 1, name, "must be from 0 to 1")
+    if args.learning_rate is None:
+        args.learning_rate = 5e-7 if args.memory == "mlp" else 5e-5 if args.frozen else 1e-5
+    for name in ("learning_rate", "final_learning_rate", "max_grad_norm", "checkpoint_every"):
+        check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
+    check(args.num_envs % args.num_minibatches == 0, "num_envs", f"no multiple of {args.num_minibatches} minibatches")
+    batch_size = args.num_envs * args.num_steps
+    check(args.total_timesteps >= batch_size, "total_timesteps", f"less than one rollout of {batch_size} steps")
+    check(not (args.frozen and args.memory == "mlp"), "frozen", "--memory mlp has no memory unit to freeze")
+    for name, default in FFM_FLAGS.items():
+        check(args.memory == "ffm" or getattr(args, name) == default, name, f"--memory {args.memory} has no such part")
+    has_wandb = importlib.util.find_spec("wandb") is not None
+    check(has_wandb or not args.track, "track", "needs Weights & Biases: pip install wandb")
+
+
+# ------------------------------------------------------------------------------------------------------- environment
+def make_env(args: SimpleNamespace):
+    """The number of actions, reset(keys [B]) -> obs, state, and a step of B environments that reset themselves."""
+    env, env_params = popjym.make(args.env)
+
+    def step(key, state, action):
+        """Also tells how an episode ended, and what the action led to before the environment reset itself."""
+        obs, state, reward, done, info = env.step(key, state, action, env_params)
+        # Upstream's POPJym knows none of these three: there, every end is terminal.
+        terminated, truncated = info.get("terminated", done), info.get("truncated", jnp.zeros_like(done))
+        return obs, state, reward, terminated, truncated, info.get("final_observation", obs)
+
+    return env.action_space(env_params).n, jax.vmap(lambda key: env.reset(key, env_params)), jax.vmap(step)
+
+
+# ------------------------------------------------------------------------------------------------------------- agent
+class Agent(nn.Module):
+    """[o_t, one-hot a_{t-1}] -> Linear -> L × [memory unit -> mixer] -> Linear -> K × readout -> Q (FRN Fig. 1, 7)."""
+
+    num_actions: int
+    make_unit: Callable[..., nn.Module]
+    hidden_size: int
+    num_blocks: int
+    num_readout_blocks: int
+
+    @nn.compact
+    def __call__(self, carry, obs, previous_action, reset):
+        """obs [T, B, O], previous_action [T, B] (-1: none), reset [T, B] -> carry, Q values [T, B, A]."""
+        previous_action = jax.nn.one_hot(previous_action, self.num_actions)  # no bit set at an episode's start
+        x = nn.Dense(self.hidden_size, name="input")(jnp.concatenate([obs, previous_action], axis=-1))  # [T, B, H]
+        carry = list(carry)
+        for i in range(self.num_blocks):
+            carry[i], x = self.make_unit(name=f"memory_{i}")(carry[i], x, reset)  # [T, B, H]
+            x = nn.Dense(self.hidden_size, name=f"mixer_{i}")(x)
+            x = nn.leaky_relu(nn.LayerNorm(use_scale=False, use_bias=False)(x))
+        x = nn.leaky_relu(nn.Dense(self.hidden_size, name="output")(x))
+        for i in range(self.num_readout_blocks):
+            x = nn.Dense(self.hidden_size, name=f"readout_{i}")(x)
+            x = nn.leaky_relu(nn.LayerNorm(name=f"readout_norm_{i}")(x))
+        return tuple(carry), nn.Dense(self.num_actions, name="q_values")(x)  # [T, B, A]
+
+    @nn.nowrap
+    def initialize_carry(self, batch_size: int):
+        return tuple(self.make_unit().initialize_carry(batch_size) for _ in range(self.num_blocks))  # leaves [B, ...]
+
+
+# --------------------------------------------------------------------------------------------------------- algorithm
+@struct.dataclass
+class Actor:
+    """The environments and what the agent knows of them before its next action; leaves [B, ...]."""
+
+    env_state: Any
+    obs: jax.Array
+    previous_action: jax.Array  # -1 at an episode's start
+    reset: jax.Array  # obs is the first of its episode
+    carry: Any  # memory before obs
+    episode_return: jax.Array  # of the episode under way
+    episode_length: jax.Array
+
+    def inputs(self):
+        """What the agent reads, as a sequence of T = 1."""
+        return self.obs[None], self.previous_action[None], self.reset[None]
+
+
+@struct.dataclass
+class TrainState:
+    """All that a run is: it continues from here bit for bit."""
+
+    params: Any
+    frozen: Any
+    opt_state: Any
+    actor: Actor
+    update: jax.Array
+    key: jax.Array
+
+
+def lambda_returns(reward, terminated, done, next_value, gamma, td_lambda):
+    """G_t = r_t + γ (1 - terminated_t) [λ G_{t+1} + (1 - λ) V_{t+1}]; at an episode's end, V_{t+1} in place of [].
+
+    All [T, B]. next_value[t] is V_{t+1} = max_a Q(o_{t+1}, a) of the rollout's network, for the o_{t+1} that the action
+    led to (never the first one of the next episode).
+    """
+
+    def step(next_return, x):
+        reward, terminated, done, next_value = x
+        future = jnp.where(done, next_value, td_lambda * next_return + (1 - td_lambda) * next_value)
+        target = reward + gamma * jnp.where(terminated, 0.0, future)
+        return target, target
+
+    return jax.lax.scan(step, next_value[-1], (reward, terminated, done, next_value), reverse=True)[1]
+
+
+def make_train(args: SimpleNamespace) -> SimpleNamespace:
+    """The functions of a run, each of one seed."""
+    num_actions, env_reset, env_step = make_env(args)
+    ffm = functools.partial(FFM, **{name: getattr(args, name) for name in FFM_FLAGS})
+    unit = {"ffm": ffm, "gru": GRU, "mlp": Memoryless}[args.memory]
+    make_unit = functools.partial(unit, features=args.hidden_size, freeze=args.frozen)
+    agent = Agent(num_actions, make_unit, args.hidden_size, args.num_blocks, args.num_readout_blocks)
+    num_updates = args.total_timesteps // (args.num_envs * args.num_steps)
+    gradient_steps = args.update_epochs * args.num_minibatches  # of an update
+    learning_rate = optax.linear_schedule(args.learning_rate, args.final_learning_rate, num_updates * gradient_steps)
+    exploration_steps = max(1, int(args.exploration_fraction * args.total_timesteps))
+    epsilon = optax.linear_schedule(args.start_e, args.end_e, exploration_steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.adam(learning_rate))
+
+    def is_frozen(path: tuple[str, ...]) -> bool:
+        return args.frozen and path[0].startswith("memory") or args.frozen_mixers and path[0].startswith("mixer")
+
+    def q_network(params, frozen, carry, obs, previous_action, reset):
+        return agent.apply({"params": merge(params, frozen)}, carry, obs, previous_action, reset)
+
+    def init_actor(key, num_envs: int) -> Actor:
+        obs, env_state = env_reset(jax.random.split(key, num_envs))
+        none, zeros, carry = jnp.full(num_envs, -1, jnp.int32), jnp.zeros(num_envs), agent.initialize_carry(num_envs)
+        return Actor(env_state, obs, none, zeros == 0, carry, zeros, zeros.astype(jnp.int32))
+
+    def init(key) -> TrainState:
+        key, actor_key, agent_key = jax.random.split(key, 3)
+        actor = init_actor(actor_key, args.num_envs)
+        params, frozen = partition(agent.init(agent_key, actor.carry, *actor.inputs())["params"], is_frozen)
+        return TrainState(params, frozen, optimizer.init(params), actor, jnp.int32(0), key)
+
+    def interact(params, frozen, actor: Actor, key, epsilon) -> tuple[Actor, dict[str, Any]]:
+        """One ε-greedy step of every environment: the actor after it, and what is to be learned from."""
+        explore_key, action_key, env_key = jax.random.split(key, 3)
+        carry, q_values = q_network(params, frozen, actor.carry, *actor.inputs())
+        greedy_action = q_values[0].argmax(-1)  # [B]
+        random_action = jax.random.randint(action_key, greedy_action.shape, 0, num_actions)
+        explore = jax.random.uniform(explore_key, greedy_action.shape) < epsilon
+        action = jnp.where(explore, random_action, greedy_action)
+        env_keys = jax.random.split(env_key, len(action))
+        obs, env_state, reward, terminated, truncated, final_obs = env_step(env_keys, actor.env_state, action)
+        done = terminated | truncated
+        episode_return, episode_length = actor.episode_return + reward, actor.episode_length + 1
+        transition = dict(
+            obs=actor.obs, previous_action=actor.previous_action, reset=actor.reset, q_values=q_values[0],
+            action=action, reward=reward, terminated=terminated, truncated=truncated, done=done, final_obs=final_obs,
+            carry=carry, episode_return=episode_return, episode_length=episode_length,
+        )  # fmt: skip
+        next_actor = Actor(
+            env_state=env_state,
+            obs=obs,
+            previous_action=jnp.where(done, -1, action),
+            reset=done,  # the memory is not reset here, but when it reads the first observation of the next episode
+            carry=carry,
+            episode_return=jnp.where(done, 0, episode_return),
+            episode_length=jnp.where(done, 0, episode_length),
+        )
+        return next_actor, transition
+
+    def rollout(state: TrainState, key) -> tuple[Actor, dict[str, Any]]:
+        """num_steps steps of every environment; transitions [T, B, ...]."""
+
+        def step(actor, x):
+            t, key = x
+            steps_so_far = (state.update * args.num_steps + t) * args.num_envs
+            return interact(state.params, state.frozen, actor, key, epsilon(steps_so_far))
+
+        return jax.lax.scan(step, state.actor, (jnp.arange(args.num_steps), jax.random.split(key, args.num_steps)))
+
+    def compute_targets(params, frozen, actor: Actor, t: dict[str, Any]):
+        """λ-returns [T, B] of transitions t from the Q values of the rollout itself; `actor` is the one after it."""
+        _, last_q_values = q_network(params, frozen, actor.carry, *actor.inputs())  # [1, B, A]
+        next_value = jnp.concatenate([t["q_values"], last_q_values])[1:].max(-1)  # [T, B]
+
+        def at_time_limits():
+            """A time limit is not an end: value what was seen last, with the memory as it was before its reset."""
+            x = (t["carry"], t["final_obs"], t["action"])
+            carry, obs, action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), x)  # [T · B, ...]
+            _, q = q_network(params, frozen, carry, obs[None], action[None], jnp.zeros_like(action[None], bool))
+            return jnp.where(t["truncated"], q.max(-1).reshape(next_value.shape), next_value)
+
+        next_value = jax.lax.cond(t["truncated"].any(), at_time_limits, lambda: next_value)
+        return lambda_returns(t["reward"], t["terminated"], t["done"], next_value, args.gamma, args.td_lambda)
+
+    def loss(params, frozen, carry, t: dict[str, jax.Array]):
+        """Squared TD error of whole sequences [T, b], from the memory [b] that the rollout began with."""
+        _, q_values = q_network(params, frozen, carry, t["obs"], t["previous_action"], t["reset"])  # [T, b, A]
+        q_taken = jnp.take_along_axis(q_values, t["action"][..., None], axis=-1)[..., 0]  # [T, b]
+        return 0.5 * jnp.square(q_taken - t["target"]).mean(), q_taken.mean()
+
+    def train_iteration(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Rollout, targets, epochs."""
+        key, rollout_key, epoch_key = jax.random.split(state.key, 3)
+        actor, t = rollout(state, rollout_key)
+        t["target"] = compute_targets(state.params, state.frozen, actor, t)
+        learned_from = {name: t[name] for name in ("obs", "previous_action", "reset", "action", "target")}
+
+        def minibatch_step(learner, envs):
+            params, opt_state = learner
+            carry = jax.tree.map(lambda x: x[envs], state.actor.carry)
+            minibatch = jax.tree.map(lambda x: x[:, envs], learned_from)  # [T, b, ...]
+            (td_loss, q_values), grads = jax.value_and_grad(loss, has_aux=True)(params, state.frozen, carry, minibatch)
+            updates, opt_state = optimizer.update(grads, opt_state)
+            scalars = {"td_loss": td_loss, "q_values": q_values, "grad_norm": optax.global_norm(grads)}
+            return (optax.apply_updates(params, updates), opt_state), scalars
+
+        shuffle = jax.vmap(lambda key: jax.random.permutation(key, args.num_envs))
+        minibatches = shuffle(jax.random.split(epoch_key, args.update_epochs)).reshape(gradient_steps, -1)
+        (params, opt_state), scalars = jax.lax.scan(minibatch_step, (state.params, state.opt_state), minibatches)
+        metrics = {f"losses/{name}": values.mean() for name, values in scalars.items()} | {
+            "charts/learning_rate": learning_rate(state.update * gradient_steps),
+            "charts/epsilon": epsilon(state.update * args.num_steps * args.num_envs),
+            # Of finished episodes alone: NaN where there was none, and then not logged.
+            "charts/episodic_return": t["episode_return"].mean(where=t["done"]),
+            "charts/episodic_length": t["episode_length"].mean(where=t["done"]),
+            "losses/parameter_norm": optax.global_norm(params),  # finite only if all of them are
+        }
+        return TrainState(params, state.frozen, opt_state, actor, state.update + 1, key), metrics
+
+    # ---------------------------------------------------------------------------------------------------- evaluation
+    def evaluate(params, frozen, key):
+        """Returns and lengths [E] of eval_episodes greedy episodes, played side by side."""
+
+        def step(x):
+            actor, key, finished, returns, lengths = x
+            key, step_key = jax.random.split(key)
+            actor, t = interact(params, frozen, actor, step_key, epsilon=0.0)
+            returns = jnp.where(finished, returns, t["episode_return"])
+            lengths = jnp.where(finished, lengths, t["episode_length"])
+            return actor, key, finished | t["done"], returns, lengths
+
+        key, actor_key = jax.random.split(key)
+        actor = init_actor(actor_key, args.eval_episodes)
+        start = (actor, key, ~actor.reset, actor.episode_return, actor.episode_length)
+        return jax.lax.while_loop(lambda x: ~x[2].all(), step, start)[3:]
+
+    def describe_memory(params, frozen) -> dict[str, jax.Array]:
+        """Spread of the steps that each FFM unit remembers: its trace durabilities and contextual periods."""
+        units = {name: unit for name, unit in merge(params, frozen).items() if name.startswith("memory")}
+        steps = {name: make_unit().interpretation(unit) for name, unit in units.items() if args.memory == "ffm"}
+        spread = {"min": jnp.min, "median": jnp.median, "max": jnp.max}
+        return {f"{u}/{q}_{s}": f(x) for u, unit in steps.items() for q, x in unit.items() for s, f in spread.items()}
+
+    return SimpleNamespace(
+        init=init, q_network=q_network, epsilon=epsilon, rollout=rollout, compute_targets=compute_targets, loss=loss,
+        train_iteration=train_iteration, evaluate=evaluate, describe_memory=describe_memory,
+    )  # fmt: skip
+
+
+# --- shared block: run folder ---
+def write_json(file: Path, data: dict):
+    file.with_suffix(".tmp").write_text(json.dumps(data, indent=1) + "\n")
+    file.with_suffix(".tmp").replace(file)  # all of it or nothing
+
+
+def make_folders(args: SimpleNamespace, parameters: dict) -> list[Path]:
+    """A new run folder with a config.json for each seed. The seeds are one program, and share its checkpoints."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else None
+    packages = ("jax", "flax", "optax", "numpy", "orbax-checkpoint")
+    versions = {name: importlib.metadata.version(name) for name in packages} | {"python": sys.version.split()[0]}
+    config = {"script": Path(__file__).stem, "command_line": sys.argv[1:], "args": vars(args), "git_commit": commit}
+    config |= {"parameters": parameters, "versions": versions}
+    name = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' if args.frozen else ''}"
+    names = [f"{name}__{args.seed + i}__{int(time.time())}" for i in range(args.num_seeds)]
+    folders = [Path(args.run_dir) / name for name in names]
+    try:
+        for i, folder in enumerate(folders):
+            folder.mkdir(parents=True)
+            write_json(folder / "config.json", config | {"seed": args.seed + i, "runs": names})
+            if i > 0:
+                (folder / "checkpoints").symlink_to(Path("..") / names[0] / "checkpoints")
+    except OSError as error:
+        fail(f"--run-dir {args.run_dir}: no run folder can be made there: {error}")
+    return folders
+
+
+class Logger:
+    """TensorBoard events of one run folder, and Weights & Biases if asked for; x-axis: environment steps.
+
+    It writes in the loop's own thread, so that a full disk is noticed. A resumed run cuts its files back to their
+    sizes at the checkpoint, so that no point is missing or double.
+    """
+
+    def __init__(self, folder: Path, sizes: dict[str, int], track: bool):
+        for file in folder.glob("events.out.tfevents.*"):
+            os.truncate(file, sizes[file.name]) if file.name in sizes else file.unlink()
+        self.folder, self.next_flush, self.wandb = folder, 0.0, None
+        self.writer = EventsWriter(str(folder / "events"), filename_suffix=f".{len(sizes)}")
+        if track:
+            import wandb
+
+            config = json.loads((folder / "config.json").read_text())
+            names = {"name": folder.name, "id": folder.name}
+            self.wandb = wandb.init(**names, resume="allow", reinit="create_new", config=config)
+
+    def log(self, step: int, scalars: dict[str, float]):
+        """What is not finite did not happen."""
+        scalars = {tag: float(value) for tag, value in scalars.items() if np.isfinite(value)}
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()])
+        self.writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+        if self.wandb:
+            self.wandb.log(scalars, step=step)
+        if time.time() > self.next_flush:
+            self.writer.flush()
+            self.next_flush = time.time() + 5
+
+    def sizes(self) -> dict[str, int]:
+        self.writer.flush()
+        return {file.name: file.stat().st_size for file in self.folder.glob("events.out.tfevents.*")}
+
+
+def restore(manager: ocp.CheckpointManager, state):
+    """The newest checkpoint: a state of the shapes of `state`, and a note (json). Without one, `state` and None."""
+    last = manager.latest_step()
+    if last is None:
+        return state, None
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(like), note=ocp.args.JsonRestore())
+    try:
+        saved = manager.restore(last, args=items)
+    except Exception as error:  # orbax raises many kinds when it meets a damaged file
+        reason = f"damaged or of another version ({type(error).__name__}); without it, the one before is used"
+        fail(f"--resume: checkpoint {manager.directory / str(last)} is {reason}")
+    return saved.state, saved.note
+
+
+def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state), note=ocp.args.JsonSave(note))
+    try:
+        manager.save(update, args=items)
+    except Exception as error:  # of many kinds when the disk is full
+        for unfinished in Path(manager.directory).glob("*tmp*"):
+            shutil.rmtree(unfinished)
+        fail(f"checkpoint {update} cannot be written; the last good one is {manager.latest_step()}: {error}", code=1)
+
+
+def over_seeds(function: Callable, num_seeds: int) -> Callable:
+    """`function` of one seed, for leaves [S, ...]; without vmap for a single one, since batched products are slower."""
+    if num_seeds > 1:
+        return jax.vmap(function)
+    return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))
+
+
+# --- end shared block: run folder ---
+
+
+if __name__ == "__main__":
+    # --- shared block: main ---
+    absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells of every file it writes
+    stop_signals = []
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first ends the loop, a second one the program
+        signal.signal(number, lambda number, _: (stop_signals.append(number), signal.signal(number, signal.SIG_DFL)))
+    args, config = parse_args()
+    check_args(args)
+    train = make_train(args)
+    keys = jnp.stack([jax.random.PRNGKey(args.seed + i) for i in range(args.num_seeds)])  # from here on, [S, ...]
+    functions = (train.init, train.train_iteration, train.evaluate, train.describe_memory)
+    init, train_iteration, evaluate, describe_memory = (over_seeds(f, args.num_seeds) for f in functions)
+    shapes = jax.eval_shape(train.init, keys[0])
+    parameters = count_parameters(shapes.params, shapes.frozen)
+    folders = [Path(args.run_dir) / name for name in config["runs"]] if config else make_folders(args, parameters)
+    print(f"device         {jax.devices()[0].device_kind} ({jax.default_backend()})")
+    print(f"learning rate  {args.learning_rate:g} -> {args.final_learning_rate:g}")
+    print(f"{'parameters':<16}{'total':>11}{'trainable':>11}{'frozen':>11}")
+    for name, n in parameters.items():
+        print(f"  {name:<14}{n['total']:>11,}{n['trainable']:>11,}{n['frozen']:>11,}")
+    print(*(f"run folder     {folder}" for folder in folders), sep="\n", flush=True)
+
+    reading = args.evaluate is not None
+    options = {"max_to_keep": 2, "enable_async_checkpointing": False, "cleanup_tmp_directories": not reading}
+    options = ocp.CheckpointManagerOptions(**options, read_only=reading)
+    checkpoints = ocp.CheckpointManager((folders[0] / "checkpoints").absolute(), options=options)
+    state, note = restore(checkpoints, jax.jit(init)(keys))
+    if reading and note is None:
+        fail(f"--evaluate {args.evaluate}: the run has no checkpoint yet")
+    note = note or {"update": 0, "seconds": 0.0, "event_files": [{} for _ in folders]}
+    first_update, update, seconds = note["update"], note["update"], note["seconds"]
+    steps_per_update = args.num_envs * args.num_steps
+    num_updates = args.total_timesteps // steps_per_update
+
+    def evaluation() -> list[dict[str, Any]]:
+        """The greedy episodes of each seed."""
+        eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        returns, lengths = jax.device_get(jax.jit(evaluate)(state.params, state.frozen, eval_keys))  # [S, E]
+        for folder, x in zip(folders, returns, strict=True):
+            print(f"evaluation     return {x.mean():.3f} ± {x.std():.3f}  {folder}")
+        return [
+            {"mean_return": float(x.mean()), "std_return": float(x.std()), "mean_length": float(n.mean())}
+            | {"returns": x.tolist(), "lengths": n.tolist(), "environment_steps": update * steps_per_update}
+            for x, n in zip(returns, lengths, strict=True)
+        ]
+
+    if args.evaluate:
+        write_json(Path(args.evaluate) / "evaluate.json", evaluation()[config["seed"] - args.seed])
+        sys.exit()
+
+    def log(update: int, scalars: dict[str, jax.Array]):
+        for i, logger in enumerate(loggers):
+            logger.log(update * steps_per_update, {name: values[i] for name, values in scalars.items()})
+
+    start = time.time()
+    train_iteration = jax.jit(train_iteration, donate_argnums=0).lower(state).compile()
+    compile_seconds = time.time() - start
+    print(f"compile time   {compile_seconds:.1f} s", flush=True)
+    terminal = sys.stdout.isatty()  # elsewhere the bar is printed as a line every ten seconds
+    bar = tqdm(total=num_updates, initial=update, unit="update", file=sys.stdout if terminal else open(os.devnull, "w"))
+    start, last_save, next_line, pending = time.time(), time.time(), 0.0, []
+    try:
+        loggers = [Logger(*files, args.track) for files in zip(folders, note["event_files"], strict=True)]
+        if update == 0:
+            log(0, describe_memory(state.params, state.frozen))
+        while True:
+            running = update < num_updates and not stop_signals
+            if running:
+                state, metrics = train_iteration(state)
+                update += 1
+                pending.append((update, metrics))
+            saving = not running or time.time() - last_save >= args.checkpoint_every
+            # Fetched one update late, while the device is busy with the next; all of them before a checkpoint.
+            while len(pending) > (0 if saving else 1):
+                logged, metrics = pending.pop(0)
+                metrics = jax.device_get(metrics)
+                for name, values in metrics.items():
+                    if name.startswith("losses/") and not np.isfinite(values).all():
+                        kept = f"the last good checkpoint is {checkpoints.latest_step()}"
+                        fail(f"{name} is not finite after update {logged}: {values}; {kept}", code=1)
+                sps = (logged - first_update) * steps_per_update * args.num_seeds / (time.time() - start)
+                log(logged, metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
+                returns = metrics["charts/episodic_return"]
+                if not np.isnan(returns).all():  # else no episode ended, and the last mean stays
+                    message = f"step {logged * steps_per_update:,}, SPS {sps:,.0f}, return {np.nanmean(returns):.3f}"
+                    bar.set_postfix_str(message, refresh=False)
+                bar.update(logged - bar.n)
+                if not terminal and (time.time() > next_line or logged == num_updates):
+                    print(bar, flush=True)
+                    next_line = time.time() + 10
+            if saving and update != checkpoints.latest_step():
+                last_save = time.time()
+                sizes, seconds = [logger.sizes() for logger in loggers], note["seconds"] + last_save - start
+                save(checkpoints, update, state, {"update": update, "seconds": seconds, "event_files": sizes})
+            if not running:
+                break
+        bar.close()
+        if update < num_updates:
+            print(f"checkpoint {update} is in {checkpoints.directory}; go on with --resume {folders[0]}")
+            sys.exit(128 + stop_signals[0])
+        log(update, describe_memory(state.params, state.frozen))
+        results = evaluation()
+        log(update, {"eval/episodic_return": [result["mean_return"] for result in results]})
+        timing = {"train_seconds": seconds, "compile_seconds": compile_seconds}
+        timing["SPS"] = update * steps_per_update * args.num_seeds / seconds
+        for folder, logger, result in zip(folders, loggers, results, strict=True):
+            logger.writer.close()
+            write_json(folder / "eval.json", result | timing)
+    except OSError as error:
+        fail(f"cannot write to {folders[0]}: {error}", code=1)
+    # --- end shared block: main ---
