@@ -1,8 +1,42 @@
-"""Shared by all tests: a persistent compilation cache, since most of the suite's time is compilation."""
+"""Shared by all tests: the compilation cache, and a way to run a script as its user does."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
-# Set before jax is imported, and inherited by the scripts that the tests start.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".jax_cache"))
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Most of the suite's time is compilation. Set before jax is imported, and inherited by the scripts the tests start.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script("pqn_ffm.py --env …") runs it with runs/ in tmp_path, and returns the finished process.
+
+    With `stop=(SIGKILL, text)` the signal is sent as soon as `text` has been printed.
+    """
+
+    def run(command: str, stop: tuple[signal.Signals, str] | None = None, **options) -> subprocess.CompletedProcess:
+        name, *flags = command.split()
+        command = [sys.executable, str(ROOT / name), *flags]
+        options = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        process = subprocess.Popen(command, **options)
+        seen = ""
+        if stop is not None:
+            number, text = stop
+            while text not in seen:
+                line = process.stdout.readline()
+                assert line, f"ended before it printed {text!r}: {seen}{process.stderr.read()}"
+                seen += line
+            time.sleep(0.5)  # into the next updates
+            process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(command, process.returncode, seen + stdout, stderr)
+
+    return run

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Every published table and figure as a list of runs.
+#
+#   ./benchmark.sh GROUP... [--dry-run] [--budget F] [--seeds N] [--run-dir DIR]
+#
+#   GROUP        ffm: FFM trained and frozen, GRU, MLP and the six FFM ablations on the POPGym tasks with discrete actions
+#   --dry-run    print the commands, run nothing
+#   --budget F   train for F times the published steps; the runs' names say so (default 1)
+#   --seeds N    seeds 1 to N, side by side in one program (default: as published)
+#   --run-dir D  folder of all run folders (default runs/benchmark)
+#
+# Started again, it skips what is finished, resumes what was interrupted, and runs the rest. What failed is named at the
+# end, and the exit code is 1 then. PYTHON names the interpreter (default python).
+set -u
+cd "$(dirname "$0")" || exit 1
+python=${PYTHON:-python}
+dry_run=false budget=1 seeds="" run_dir=runs/benchmark groups=() failed=()
+
+fail() { echo "benchmark.sh: error: $*" >&2; exit 2; }
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dry-run) dry_run=true ;;
+    --budget | --seeds | --run-dir)
+      [ $# -gt 1 ] || fail "$1 needs a value"
+      case $1 in --budget) budget=$2 ;; --seeds) seeds=$2 ;; --run-dir) run_dir=$2 ;; esac
+      shift ;;
+    -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+    ffm) groups+=("$1") ;;
+    *) fail "$1: no such group or flag; groups: ffm; see --help" ;;
+  esac
+  shift
+done
+[ ${#groups[@]} -gt 0 ] || fail "name a group: ffm; see --help"
+awk -v b="$budget" 'BEGIN { exit !(b ~ /^[0-9.]+([eE]-?[0-9]+)?$/ && b > 0) }' || fail "--budget $budget: must be a positive number"
+[[ $seeds =~ ^([1-9][0-9]*)?$ ]] || fail "--seeds $seeds: must be a positive integer"
+
+execute() {
+  echo "$*"
+  $dry_run && return
+  "$@" || {
+    code=$?
+    [ $code -eq 130 ] || [ $code -eq 143 ] && exit $code # Ctrl-C stops the whole list
+    failed+=("$*")
+  }
+}
+
+# run SCRIPT TASK MEMORY STEPS VARIANT FLAGS...: all seeds of one setting. MEMORY as in the run folder's name, e.g. gru-frozen;
+# STEPS published; VARIANT tells settings apart that differ in other flags, and is empty for the published one.
+run() {
+  local script=$1 task=$2 memory=$3 steps=$4 name=$1${5:+-$5} flags=("${@:6}") folder seed first="" last
+  [[ $budget == 1 ]] || name+=-budget$budget
+  flags=(--env "$task" --memory "${memory%-frozen}" "${flags[@]}" --exp-name "$name" --run-dir "$run_dir")
+  [[ $memory == *-frozen ]] && flags+=(--frozen)
+  # At least one rollout of 2048 steps.
+  flags+=(--total-timesteps "$(awk -v s="$steps" -v b="$budget" 'BEGIN { n = int(s * b); print n < 2048 ? 2048 : n }')")
+  last=${seeds:-$default_seeds}
+  for ((seed = 1; seed <= last + 1; seed++)); do
+    folder=$(ls -d "$run_dir/${task}__${name}__${memory}__${seed}__"* 2>/dev/null | tail -n 1)
+    if [ -z "$folder" ] && [ "$seed" -le "$last" ]; then
+      first=${first:-$seed}
+      continue
+    fi
+    if [ -n "$first" ]; then # a gap of seeds without a run ends here
+      execute "$python" "$script.py" "${flags[@]}" --seed "$first" --num-seeds $((seed - first))
+      first=""
+    fi
+    [ "$seed" -le "$last" ] || break
+    if [ -f "$folder/eval.json" ]; then
+      echo "# finished: $folder"
+    else
+      execute "$python" "$script.py" --resume "$folder"
+    fi
+  done
+}
+
+tasks() { # every difficulty of the families
+  for family in "$@"; do for level in Easy Medium Hard; do echo "$family$level"; done; done
+}
+discrete_families="Autoencode Battleship StatelessCartPole NoisyStatelessCartPole VelocityOnlyCartPole Concentration \
+CountRecall HigherLower Minesweeper MultiArmedBandit RepeatFirst RepeatPrevious"
+
+group_ffm() { # FFM in place of the RNN, and FFM without each of its parts (FFM, ablations); FRN's budget and seeds
+  local default_seeds=10 task part
+  for task in $(tasks $discrete_families); do
+    for memory in ffm ffm-frozen gru mlp; do run pqn_ffm "$task" "$memory" 20000000 ""; done
+    for part in decay oscillation learn-decay learn-oscillation input-gate output-gate; do
+      run pqn_ffm "$task" ffm 20000000 "no-$part" "--no-$part"
+    done
+  done
+}
+
+for group in "${groups[@]}"; do "group_$group"; done
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "failed:" >&2
+  printf '  %s\n' "${failed[@]}" >&2
+  exit 1
+fi

@@ -1,0 +1,147 @@
+"""Learning curves and a table of final evaluations from run folders, with confidence intervals over seeds.
+
+    python plot_results.py --run-dir runs --out curves.png
+    python plot_results.py --run-dir runs --out table.png --kind heatmap
+
+Runs that differ in nothing but their seed are one line of a panel, or one cell of the heatmap. Beside the picture, a
+json file of the same name holds the numbers that it shows.
+"""
+
+import collections
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import matplotlib
+import numpy as np
+import scipy.stats
+import tyro
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+
+@dataclass
+class Args:
+    """Plots the runs of a folder."""
+
+    run_dir: str = "runs"
+    """folder of run folders"""
+    out: str = "curves.png"
+    """picture to write"""
+    kind: Literal["curves", "heatmap"] = "curves"
+    """curves: a metric against environment steps, a panel for each task; heatmap: final evaluations, tasks by agents"""
+    metric: str = "charts/episodic_return"
+    """what the curves show, by its TensorBoard name"""
+    points: int = 60
+    """points of a curve; each is the mean over an equal share of the steps"""
+    confidence: float = 0.95
+    """level of the Student t interval over seeds"""
+
+
+def find_runs(run_dir: Path) -> dict[tuple[str, str], list[Path]]:
+    """Run folders by (task, agent); an agent is what stands between task and seed in the folder's name."""
+    groups = collections.defaultdict(list)
+    for config in sorted(run_dir.glob("*/config.json")):
+        task, exp_name, memory, *_ = config.parent.name.split("__")
+        groups[task, memory if exp_name.startswith(("pqn_", "ppo_")) else f"{exp_name} {memory}"].append(config.parent)
+    return groups
+
+
+def read_curve(run: Path, metric: str, edges: np.ndarray) -> np.ndarray:
+    """Mean of a metric between each two edges (environment steps); NaN where the run has no point."""
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    if metric not in events.Tags()["scalars"]:
+        return np.full(len(edges) - 1, np.nan)
+    steps, values = np.array([(event.step, event.value) for event in events.Scalars(metric)]).T
+    bins = np.digitize(steps, edges, right=True) - 1
+    return np.array([values[bins == i].mean() if (bins == i).any() else np.nan for i in range(len(edges) - 1)])
+
+
+def interval(values: np.ndarray, confidence: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over seeds [S, ...] and the ends of its Student t interval; a single seed has no interval."""
+    mean, n = values.mean(0), len(values)
+    if n == 1:
+        return mean, mean, mean
+    half = scipy.stats.t.ppf((1 + confidence) / 2, n - 1) * values.std(0, ddof=1) / np.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def plot_curves(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
+    tasks = sorted({task for task, _ in groups})
+    agents = sorted({agent for _, agent in groups})
+    columns = min(3, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 3.6 * rows), squeeze=False)
+    numbers = {}
+    for axis, task in zip(axes.flat, tasks, strict=False):
+        for i, agent in enumerate(agents):
+            if (task, agent) not in groups:
+                continue
+            runs = groups[task, agent]
+            configs = [json.loads((run / "config.json").read_text()) for run in runs]
+            edges = np.linspace(0, max(config["args"]["total_timesteps"] for config in configs), args.points + 1)
+            curves = np.stack([read_curve(run, args.metric, edges) for run in runs])
+            there = ~np.isnan(curves).any(0)  # only where all seeds have a value
+            steps = ((edges[1:] + edges[:-1]) / 2)[there]
+            mean, low, high = interval(curves[:, there], args.confidence)
+            axis.plot(steps, mean, color=f"C{i}", label=f"{agent} ({len(runs)} seed{'s' * (len(runs) > 1)})")
+            axis.fill_between(steps, low, high, color=f"C{i}", alpha=0.2, linewidth=0)
+            numbers[f"{task} {agent}"] = {
+                "seeds": [config["seed"] for config in configs],
+                "steps": steps.tolist(),
+                "mean": mean.round(4).tolist(),
+                "low": low.round(4).tolist(),
+                "high": high.round(4).tolist(),
+            }
+        axis.set(title=task, xlabel="environment steps", ylabel=args.metric.split("/")[-1].replace("_", " "))
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small", loc="best")
+    for axis in axes.flat[len(tasks) :]:
+        axis.remove()
+    figure.tight_layout()
+    figure.savefig(args.out, dpi=120)
+    return numbers
+
+
+def plot_heatmap(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
+    """Mean ± sample standard deviation over seeds of each seed's mean evaluation return (as FRN, appendix D)."""
+    tasks, agents = sorted({task for task, _ in groups}), sorted({agent for _, agent in groups})
+    means, texts, numbers = np.full((len(tasks), len(agents)), np.nan), {}, {}
+    for (task, agent), runs in groups.items():
+        results = [json.loads(file.read_text()) for file in (run / "eval.json" for run in runs) if file.exists()]
+        seeds = [result["mean_return"] for result in results]
+        if seeds:
+            cell = tasks.index(task), agents.index(agent)
+            means[cell], std = np.mean(seeds), np.std(seeds, ddof=1) if len(seeds) > 1 else None
+            texts[cell] = f"{means[cell]:.2f}" + ("" if std is None else f" ± {std:.2f}")
+            numbers[f"{task} {agent}"] = {"seeds": seeds, "mean": means[cell], "std": std}
+    figure, axis = plt.subplots(figsize=(2 + 1.5 * len(agents), 1.2 + 0.45 * len(tasks)))
+    limit = max(1e-9, np.nanmax(np.abs(means))) if texts else 1
+    axis.imshow(means, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    axis.set_xticks(range(len(agents)), agents, rotation=20, ha="right")
+    axis.set_yticks(range(len(tasks)), tasks)
+    for (row, column), text in texts.items():
+        dark = abs(means[row, column]) > 0.6 * limit
+        axis.text(column, row, text, ha="center", va="center", fontsize="small", color="white" if dark else "black")
+    figure.tight_layout()
+    figure.savefig(args.out, dpi=120)
+    return numbers
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    groups = find_runs(Path(args.run_dir))
+    if not groups:
+        print(f"plot_results.py: error: --run-dir {args.run_dir}: no run folder in it", file=sys.stderr)
+        sys.exit(2)
+    if not 0 < args.confidence < 1 or args.points < 1 or Path(args.out).suffix not in (".png", ".pdf", ".svg"):
+        bad = "--confidence must be between 0 and 1, --points positive, --out a .png, .pdf or .svg"
+        print(f"plot_results.py: error: {args.confidence}, {args.points}, {args.out}: {bad}", file=sys.stderr)
+        sys.exit(2)
+    numbers = (plot_curves if args.kind == "curves" else plot_heatmap)(args, groups)
+    Path(args.out).with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n")
+    print(f"{args.out} and {Path(args.out).with_suffix('.json')}: {len(groups)} groups of runs")
