@@ -17,7 +17,7 @@ class Environment(abc.ABC):
     how many random words it needs to start and to move, and gets them (see prng.py).
     """
 
-    start_words = 0
+    start_words = 0  # a game that needs many takes two as the key of further ones
     move_words = 0
 
     def __init__(self, name, default_params):
@@ -31,6 +31,10 @@ class Environment(abc.ABC):
     @abc.abstractmethod
     def move(self, words, state, action, params):
         """One step of the game: obs, state, reward, terminated, truncated."""
+
+    def restart(self, words, state, params):
+        """First observation and state of the episode that follows a finished one: what auto-reset uses."""
+        return self.start(words, params)
 
     @abc.abstractmethod
     def observation_space(self, params=None):
@@ -63,7 +67,7 @@ class Environment(abc.ABC):
 
     @partial(jax.jit, static_argnums=0)
     def _reset(self, key, params):
-        return self._start(prng.words(key, self.start_words), params)
+        return self.start(prng.words(key, self.start_words), params)
 
     @partial(jax.jit, static_argnums=0)
     def _step_env(self, key, state, action, params):
@@ -74,18 +78,13 @@ class Environment(abc.ABC):
         words = prng.words(key, self.move_words + self.start_words)
         obs, state, reward, done, info = self._move(words[: self.move_words], state, action, params)
         # Under vmap both branches of a cond are computed for every environment, so a select says the same in fewer
-        # words. It also means that `start` runs at every step: it has to be cheap.
-        first = self._start(words[self.move_words :], params)
+        # words. It also means that `restart` runs at every step: it has to be cheap.
+        first = self.restart(words[self.move_words :], state, params)
         obs, state = jax.tree.map(partial(jnp.where, done), first, (obs, state))
         return obs, state, reward, done, info
 
-    def _start(self, words, params):
-        obs, state = self.start(words, params)
-        return obs.astype(jnp.float32), state
-
     def _move(self, words, state, action, params):
         obs, state, reward, terminated, truncated = self.move(words, state, action, params)
-        obs = obs.astype(jnp.float32)
         terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
         info = {"terminated": terminated, "truncated": truncated, "final_observation": obs}
         return obs, state, jnp.asarray(reward, jnp.float32), terminated | truncated, info

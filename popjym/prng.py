@@ -21,7 +21,7 @@ def _mix(left, right, rotations):
 
 
 def threefry(key, counts):
-    """The Threefry-2x32 hash of the counters (0, counts), all uint32: two words and counts [n] -> two words [n]."""
+    """The Threefry-2x32 hash of the counters (0, counts), all uint32: a key of two words -> two words per count."""
     k0, k1 = key
     k2 = k0 ^ k1 ^ jnp.uint32(0x1BD11BDA)
     left, right = _mix(jnp.full_like(counts, k0), counts + k1, ROTATIONS_EVEN)

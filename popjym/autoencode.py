@@ -1,0 +1,76 @@
+"""Autoencode: watch a deck of cards, then name their suits in reverse order. (POPGym, Morad et al. 2023.)
+
+First all cards of `num_decks` shuffled decks are shown, one at a time; the actions are ignored. With the last card the
+mode flag changes to "play". From then on every action must name a suit: the last card's first, the first card's last.
+
+observation   mode, one-hot [2]: play, watch; suit of the card just shown, one-hot [4]. In play, after the first answer,
+              there is no card to show, and the suit is 0.
+actions       4, a suit
+reward        ±1 / (52 num_decks) for a right or wrong suit in play, 0 while watching; return in [-1, 1]
+episode       52 num_decks - 1 steps of watching, 52 num_decks of play, then terminated
+remember      every suit, in order
+"""
+
+import jax.numpy as jnp
+from flax import struct
+
+from popjym import deck, spaces
+from popjym.environment import Environment
+
+PLAY, WATCH = 0, 1
+
+
+@struct.dataclass
+class AutoencodeParams:
+    num_decks: int = struct.field(pytree_node=False, default=1)
+
+    @property
+    def num_cards(self):
+        return deck.CARDS * self.num_decks
+
+    @property
+    def max_steps_in_episode(self):
+        return 2 * self.num_cards - 1
+
+
+@struct.dataclass
+class AutoencodeState:
+    time: jnp.ndarray  # int32: steps played
+    deck: jnp.ndarray  # int32 [4]: see deck.py
+    stack: jnp.ndarray  # int8 [num_cards]: the suits to name, the next one first; small, because it moves at every step
+
+
+def observe(mode, suit):
+    return jnp.concatenate([deck.one_hot(mode, 2), deck.one_hot(suit, deck.SUITS)])
+
+
+class Autoencode(Environment):
+    start_words = 1
+    move_words = 1
+
+    def start(self, words, params):
+        suit, cards = deck.deal(words[0], deck.full(deck.SUITS, params.num_decks))
+        stack = jnp.zeros(params.num_cards, jnp.int8).at[0].set(suit.astype(jnp.int8))
+        return observe(WATCH, suit), AutoencodeState(jnp.int32(0), cards, stack)
+
+    def move(self, words, state, action, params):
+        time = state.time + 1
+        watching = time < params.num_cards
+        suit, cards = deck.deal(words[0], state.deck)
+        suit, cards = jnp.where(watching, suit, 0), jnp.where(watching, cards, 0)
+
+        pushed = jnp.append(suit.astype(jnp.int8), state.stack[:-1])
+        popped = jnp.append(state.stack[1:], jnp.int8(0))
+        stack = jnp.where(watching, pushed, popped)
+
+        scale = 1 / params.num_cards
+        reward = jnp.where(watching, 0.0, jnp.where(action == state.stack[0], scale, -scale))
+        mode = jnp.where(time < params.num_cards - 1, WATCH, PLAY)
+        terminated = time == params.max_steps_in_episode
+        return observe(mode, suit), AutoencodeState(time, cards, stack), reward, terminated, False
+
+    def observation_space(self, params=None):
+        return spaces.Box(0, 1, (2 + deck.SUITS,))
+
+    def action_space(self, params=None):
+        return spaces.Discrete(deck.SUITS)
