@@ -1,7 +1,8 @@
 """Scripted players for the popjym tests and for the table of returns, and the loop that lets them play.
 
-A player is a pair of functions: `begin(key) -> memory` and `act(memory, obs) -> (action, memory)`. It sees what an
-agent sees, and remembers what it likes; its own actions are among that.
+A player is a pair of functions: `begin(key) -> memory` and `act(memory, obs, hidden) -> (action, memory)`. It remembers
+what it likes, its own actions among that. `hidden` is the state of the game: only the all-knowing players look at it,
+which tell how much could be won if memory and luck were perfect.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from popjym import stateless_cartpole, stateless_pendulum
+from popjym.multi_armed_bandit import pay_probability
 
 
 class Player(NamedTuple):
@@ -16,38 +21,13 @@ class Player(NamedTuple):
     act: Callable
 
 
-def random_player(env, params):
-    space = env.action_space(params)
-
-    def act(key, obs):
-        key, key_action = jax.random.split(key)
-        return space.sample(key_action), key
-
-    return Player(begin=lambda key: key, act=act)
-
-
-def balancing_player(env, params):
-    """CartPole: velocities from differences of positions, then a linear rule that keeps the pole up and the cart in."""
-
-    def begin(key):
-        return jnp.zeros(2), jnp.bool_(False)
-
-    def act(memory, obs):
-        last, has_last = memory
-        position, angle = obs
-        velocity, angular_velocity = jnp.where(has_last, (obs - last) / 0.02, 0.0)
-        lean = 0.05 * position + 0.1 * velocity + angle + 0.3 * angular_velocity
-        return (lean > 0).astype(jnp.int32), (obs, jnp.bool_(True))
-
-    return Player(begin, act)
-
-
 class Trace(NamedTuple):
-    """What happened in a rollout. Index t is step t: the action, and what came back."""
+    """What happened in a rollout. Index t is step t: the action, the key, and what came back."""
 
     first_obs: jax.Array
     first_state: object
     action: jax.Array
+    key: jax.Array
     obs: jax.Array
     state: object
     reward: jax.Array
@@ -70,10 +50,10 @@ def play(env, params, player, keys, steps):
 
         def step(carry, key):
             obs, state, memory = carry
-            action, memory = player.act(memory, obs)
+            action, memory = player.act(memory, obs, state)
             obs, state, reward, done, info = env.step_env(key, state, action, params)
-            carry = (obs, state, memory)
-            return carry, (action, obs, state, reward, done, info["terminated"], info["truncated"])
+            taken = (action, jax.random.key_data(key), obs, state, reward, done, info["terminated"], info["truncated"])
+            return (obs, state, memory), taken
 
         carry = (first_obs, first_state, player.begin(key_player))
         _, steps_taken = jax.lax.scan(step, carry, jax.random.split(key_steps, steps))
@@ -82,7 +62,406 @@ def play(env, params, player, keys, steps):
     return jax.device_get(rollout(keys))
 
 
+def episode_returns(env, params, player, keys):
+    """The return of one episode per key, without keeping anything else of it."""
+
+    @jax.jit
+    @jax.vmap
+    def rollout(key):
+        key_reset, key_player, key_steps = jax.random.split(key, 3)
+        obs, state = env.reset(key_reset, params)
+
+        def step(carry, key):
+            obs, state, memory, done, total = carry
+            action, memory = player.act(memory, obs, state)
+            obs, state, reward, ended, _ = env.step_env(key, state, action, params)
+            return (obs, state, memory, done | ended, total + jnp.where(done, 0.0, reward)), None
+
+        carry = (obs, state, player.begin(key_player), jnp.bool_(False), jnp.float32(0))
+        carry, _ = jax.lax.scan(step, carry, jax.random.split(key_steps, params.max_steps_in_episode))
+        return carry[4]
+
+    return np.asarray(rollout(keys), np.float64)
+
+
 def first_end(trace):
     """Length of each rollout's first episode [keys]; every rollout must contain an end."""
     assert trace.done.any(axis=1).all(), "an episode is longer than the rollout"
     return trace.done.argmax(axis=1) + 1
+
+
+# --- Players for every game -----------------------------------------------------------------------------------------
+
+
+def random_player(env, params):
+    space = env.action_space(params)
+
+    def act(key, obs, hidden):
+        key, key_action = jax.random.split(key)
+        return space.sample(key_action), key
+
+    return Player(lambda key: key, act)
+
+
+def constant_player(action):
+    return Player(lambda key: (), lambda memory, obs, hidden: (action, memory))
+
+
+def echo_player(env, params):
+    """Says what it sees."""
+    return Player(lambda key: (), lambda memory, obs, hidden: (jnp.argmax(obs), memory))
+
+
+# --- Cards ----------------------------------------------------------------------------------------------------------
+
+
+def first_suit_player(env, params):
+    def act(first, obs, hidden):
+        first = jnp.where(first < 0, jnp.argmax(obs), first)
+        return first, first
+
+    return Player(lambda key: jnp.int32(-1), act)
+
+
+def kth_last_suit_player(env, params):
+    def act(recent, obs, hidden):
+        recent = jnp.append(recent[1:], jnp.argmax(obs).astype(jnp.int32))
+        return recent[0], recent
+
+    return Player(lambda key: jnp.zeros(params.k, jnp.int32), act)
+
+
+def other_suit_player(env, params):
+    """RepeatPrevious without memory: any suit but the one it sees, which has a card less among the others."""
+    return Player(lambda key: (), lambda memory, obs, hidden: ((jnp.argmax(obs) + 1) % 4, memory))
+
+
+def reciting_player(env, params):
+    """Autoencode: writes down the first num_cards observations and reads them out backwards."""
+
+    def act(memory, obs, hidden):
+        notes, seen, said = memory
+        watching = seen < params.num_cards
+        notes = jnp.where(watching & (jnp.arange(params.num_cards) == seen), jnp.argmax(obs[2:]), notes)
+        seen = seen + watching
+        speaking = seen == params.num_cards
+        return notes[params.num_cards - 1 - said], (notes, seen, said + speaking)
+
+    return Player(lambda key: (jnp.zeros(params.num_cards, jnp.int32), jnp.int32(0), jnp.int32(0)), act)
+
+
+def suit_echo_player(env, params):
+    """Autoencode without memory: says the suit it sees. The first answer is right then, the others are always 0."""
+    return Player(lambda key: (), lambda memory, obs, hidden: (jnp.argmax(obs[2:]), memory))
+
+
+def counting_player(env, params):
+    """CountRecall: a count for every kind."""
+
+    def act(counts, obs, hidden):
+        counts = counts + obs[: params.kinds]
+        return counts[jnp.argmax(obs[params.kinds :])].astype(jnp.int32), counts
+
+    return Player(lambda key: jnp.zeros(params.kinds), act)
+
+
+def lookup_player(answer_if_same, answer_if_different):
+    """CountRecall without memory: one answer if the card shown is of the queried kind, one if not."""
+
+    def make(env, params):
+        def act(memory, obs, hidden):
+            same = jnp.argmax(obs[: params.kinds]) == jnp.argmax(obs[params.kinds :])
+            return jnp.where(same, answer_if_same, answer_if_different), memory
+
+        return Player(lambda key: (), act)
+
+    return make
+
+
+def card_counting_player(env, params):
+    """HigherLower: bets on the side on which more cards are left."""
+
+    def act(left, obs, hidden):
+        left = left - obs
+        higher_than = jnp.arange(13) > jnp.argmax(obs)
+        lower_than = jnp.arange(13) < jnp.argmax(obs)
+        higher = jnp.sum(left * higher_than) >= jnp.sum(left * lower_than)
+        return jnp.where(higher, 0, 1), left
+
+    return Player(lambda key: jnp.full(13, 4.0 * params.num_decks), act)
+
+
+def middle_rank_player(env, params):
+    """HigherLower without memory: bets on the side on which a full deck has more cards."""
+    return Player(lambda key: (), lambda memory, obs, hidden: (jnp.where(jnp.argmax(obs) <= 6, 0, 1), memory))
+
+
+def pairs_player(env, params):
+    """Concentration with a perfect memory: takes every pair it knows, otherwise turns cards it has not seen."""
+    places = jnp.arange(params.num_cards)
+
+    def act(memory, obs, hidden):
+        table, found, first, second = memory
+        shown = jnp.argmax(obs.reshape(params.num_cards, params.kinds + 1), axis=1)
+        table = jnp.where(shown < params.kinds, shown, table)
+
+        try_is_over = second >= 0
+        pair = try_is_over & (table[first] == table[second])
+        found = found | (pair & ((places == first) | (places == second)))
+        first = jnp.where(try_is_over, -1, first)
+
+        unseen, known = table < 0, (table >= 0) & ~found
+        mates = known & (table == table[first]) & (places != first)
+        has_mate = jnp.any(known[:, None] & known & (table[:, None] == table) & (places[:, None] != places), axis=1)
+        opening = jnp.where(jnp.any(has_mate), jnp.argmax(has_mate), jnp.argmax(unseen))
+        reply = jnp.where(jnp.any(mates), jnp.argmax(mates), jnp.argmax(unseen))
+
+        opens = first < 0
+        action = jnp.where(opens, opening, reply)
+        memory = (table, found, jnp.where(opens, action, first), jnp.where(opens, -1, action))
+        return action, memory
+
+    def begin(key):
+        return jnp.full(params.num_cards, -1), jnp.zeros(params.num_cards, bool), jnp.int32(-1), jnp.int32(-1)
+
+    return Player(begin, act)
+
+
+# --- Boards ---------------------------------------------------------------------------------------------------------
+
+
+def sweeping_player(env, params):
+    """Every cell once, in order."""
+    return Player(lambda key: jnp.int32(0), lambda cell, obs, hidden: (cell, cell + 1))
+
+
+def neighbours(size):
+    """float [size², size²]: is a cell among the 3 x 3 around another?"""
+    row, column = np.divmod(np.arange(size**2), size)
+    return jnp.array((abs(row[:, None] - row) <= 1) & (abs(column[:, None] - column) <= 1), jnp.float32)
+
+
+def hunting_player(env, params):
+    """Battleship: shoots along hits, otherwise where the most ships still fit."""
+    n = params.size
+
+    def density(free):
+        """For every cell, how many placements of a ship of three cover it, when only free cells can be covered."""
+        total = jnp.zeros((n, n))
+        for axis in (0, 1):
+            after = jnp.pad(free, [(1, 1), (1, 1)])
+            minus, plus = jnp.roll(after, 1, axis), jnp.roll(after, -1, axis)
+            fits = minus * after * plus  # centred here
+            total = total + (fits + jnp.roll(fits, 1, axis) + jnp.roll(fits, -1, axis))[1:-1, 1:-1]
+        return total
+
+    def act(memory, obs, hidden):
+        missed, hit, last = memory
+        was_last = jnp.arange(n * n) == last
+        hit = hit | (was_last & (obs[1] == 1))
+        missed = missed | (was_last & (obs[1] == 0))
+        around = jnp.zeros((n, n))
+        hits = jnp.pad(hit.reshape(n, n).astype(jnp.float32), 2)
+        for axis in (0, 1):
+            for step in (1, -1):
+                near, far = jnp.roll(hits, step, axis), jnp.roll(hits, 2 * step, axis)
+                around = around + (near + 2 * near * far)[2:-2, 2:-2]
+        score = density(1.0 - missed.reshape(n, n)) + 100 * around
+        score = jnp.where(missed | hit, -1.0, score.reshape(-1))
+        action = jnp.argmax(score)
+        return action, (missed, hit, action)
+
+    return Player(lambda key: (jnp.zeros(n * n, bool), jnp.zeros(n * n, bool), jnp.int32(-1)), act)
+
+
+def all_knowing_gunner(env, params):
+    """Battleship: shoots at the ships."""
+    return Player(lambda key: (), lambda memory, obs, hidden: (hidden.fleet[jnp.argmin(hidden.sunk)], memory))
+
+
+def safe_clicking_player(env, params):
+    """Minesweeper: marks what single numbers imply, clicks on safe cells, and where nothing is safe on the safest."""
+    cells, near = params.size**2, neighbours(params.size)
+
+    def act(memory, obs, hidden):
+        number, last = memory
+        number = jnp.where(jnp.arange(cells) == last, jnp.argmax(obs), number)
+        viewed = number >= 0
+
+        def mark(_, marks):
+            mine, safe = marks
+            missing = number - near @ mine  # mines around a viewed cell that are not marked
+            open_cells = 1.0 - viewed - (mine + safe) * (1.0 - viewed)
+            candidates = near @ open_cells
+            safe = jnp.maximum(safe, (near @ (viewed & (missing == 0)).astype(jnp.float32) > 0) * open_cells)
+            mine = jnp.maximum(mine, (near @ (viewed & (missing == candidates)).astype(jnp.float32) > 0) * open_cells)
+            return mine, jnp.where(mine > 0, 0.0, safe)
+
+        mine, safe = jax.lax.fori_loop(0, 6, mark, (jnp.zeros(cells), jnp.zeros(cells)))
+        open_cells = 1.0 - viewed - mine
+        share = (number - near @ mine) / jnp.maximum(near @ open_cells, 1)
+        risk = jnp.max(jnp.where(viewed & (near > 0), share, -1.0), axis=1)
+        elsewhere = (params.num_mines - jnp.sum(mine)) / jnp.maximum(jnp.sum(open_cells), 1)
+        risk = jnp.where(risk < 0, elsewhere, risk)
+        risk = jnp.where(safe > 0, -1.0, jnp.where(mine > 0, 2.0, risk))
+        action = jnp.argmin(jnp.where(viewed, 3.0, risk))
+        return action, (number, action)
+
+    return Player(lambda key: (jnp.full(cells, -1), jnp.int32(-1)), act)
+
+
+def all_knowing_clicker(env, params):
+    """Minesweeper: clicks on every cell that is neither viewed nor a mine."""
+
+    def act(memory, obs, hidden):
+        is_mine = jnp.any(jnp.arange(params.size**2)[:, None] == hidden.mines, axis=1)
+        return jnp.argmin(hidden.viewed | is_mine), memory
+
+    return Player(lambda key: (), act)
+
+
+# --- Arms -----------------------------------------------------------------------------------------------------------
+
+
+def optimistic_player(env, params):
+    """MultiArmedBandit: the arm with the highest plausible pay, by an upper confidence bound."""
+    n = params.num_arms
+
+    def act(memory, obs, hidden):
+        pulls, paid, last = memory
+        pulled = jnp.arange(n) == last
+        pulls, paid = pulls + pulled, paid + pulled * obs[1]
+        mean = (paid + 1) / (pulls + 2)
+        action = jnp.argmax(mean + 1.2 * jnp.sqrt(mean * (1 - mean) / (pulls + 3)))
+        return action, (pulls, paid, action)
+
+    return Player(lambda key: (jnp.zeros(n), jnp.zeros(n), jnp.int32(-1)), act)
+
+
+def all_knowing_gambler(env, params):
+    arms = jnp.arange(params.num_arms)
+    return Player(lambda key: (), lambda memory, obs, hidden: (jnp.argmax(pay_probability(hidden, arms)), memory))
+
+
+# --- Poles and pendulums --------------------------------------------------------------------------------------------
+
+
+def lean(position, velocity, angle, angular_velocity):
+    """CartPole: push to the side to which the pole leans, now or soon, and the cart drifts."""
+    return (0.05 * position + 0.1 * velocity + angle + 0.3 * angular_velocity > 0).astype(jnp.int32)
+
+
+def differencing_player(env, params):
+    """StatelessCartPole: velocities from two positions."""
+
+    def act(memory, obs, hidden):
+        last, has_last = memory
+        velocity, angular_velocity = jnp.where(has_last, (obs - last) / stateless_cartpole.TIME_STEP, 0.0)
+        return lean(obs[0], velocity, obs[1], angular_velocity), (obs, jnp.bool_(True))
+
+    return Player(lambda key: (jnp.zeros(2), jnp.bool_(False)), act)
+
+
+def leaning_player(env, params):
+    """CartPole without memory: push to the side to which the pole leans."""
+    return Player(lambda key: (), lambda memory, obs, hidden: ((obs[1] > 0).astype(jnp.int32), memory))
+
+
+def summing_player(env, params):
+    """VelocityOnlyCartPole: positions from the first observation and the sum of the velocities."""
+
+    def act(memory, obs, hidden):
+        positions, velocities, is_first = memory
+        positions = jnp.where(is_first, obs, positions + stateless_cartpole.TIME_STEP * velocities)
+        velocities = jnp.where(is_first, 0.0, obs)
+        action = lean(positions[0], velocities[0], positions[1], velocities[1])
+        return action, (positions, velocities, jnp.bool_(False))
+
+    return Player(lambda key: (jnp.zeros(2), jnp.zeros(2), jnp.bool_(True)), act)
+
+
+def turning_player(env, params):
+    """VelocityOnlyCartPole without memory: push to the side to which the pole turns."""
+    return Player(lambda key: (), lambda memory, obs, hidden: ((obs[1] > 0).astype(jnp.int32), memory))
+
+
+def kalman_player(env, params):
+    """NoisyStatelessCartPole: predicts with the physics, corrects with a Kalman gain."""
+
+    def step(x, action):
+        state, _ = stateless_cartpole.push(stateless_cartpole.CartPoleState(jnp.int32(0), *x), action)
+        return jnp.stack([state.position, state.velocity, state.angle, state.angular_velocity])
+
+    seen = jnp.array([[1.0, 0, 0, 0], [0, 0, 1, 0]])
+
+    def act(memory, obs, hidden):
+        x, covariance, action, is_first = memory
+        jacobian = jax.jacfwd(step)(x, action)
+        predicted, spread = step(x, action), jacobian @ covariance @ jacobian.T + 1e-9 * jnp.eye(4)
+        x, covariance = jnp.where(is_first, x, predicted), jnp.where(is_first, covariance, spread)
+        noise = params.noise_sigma**2 * jnp.eye(2)
+        gain = covariance @ seen.T @ jnp.linalg.inv(seen @ covariance @ seen.T + noise)
+        x, covariance = x + gain @ (obs - seen @ x), (jnp.eye(4) - gain @ seen) @ covariance
+        action = lean(*x)
+        return action, (x, covariance, action, jnp.bool_(False))
+
+    def begin(key):
+        return jnp.zeros(4), jnp.eye(4) * 0.1**2 / 12, jnp.int32(0), jnp.bool_(True)
+
+    return Player(begin, act)
+
+
+def all_knowing_balancer(env, params):
+    def act(memory, obs, hidden):
+        return lean(hidden.position, hidden.velocity, hidden.angle, hidden.angular_velocity), memory
+
+    return Player(lambda key: (), act)
+
+
+def swing_up(angle, velocity):
+    """Pendulum: hold it near the top, otherwise give it the energy it needs to get there."""
+    energy = velocity**2 / 2 + 15 * jnp.cos(angle)  # 15 at rest at the top
+    hold = -(10 * angle + 3 * velocity)
+    pump = 2 * jnp.where(velocity >= 0, 1.0, -1.0) * jnp.sign(15.2 - energy)
+    near = (jnp.abs(angle) < 0.5) & (jnp.abs(velocity) < 3)
+    return jnp.clip(jnp.where(near, hold, pump), -2, 2)[None]
+
+
+def wrap(angle):
+    return (angle + jnp.pi) % (2 * jnp.pi) - jnp.pi
+
+
+def swinging_player(env, params):
+    """StatelessPendulum: the velocity from two angles."""
+
+    def act(memory, obs, hidden):
+        last, has_last = memory
+        angle = jnp.arctan2(obs[1], obs[0])
+        velocity = jnp.where(has_last, wrap(angle - last) / stateless_pendulum.TIME_STEP, 0.0)
+        return swing_up(angle, velocity), (angle, jnp.bool_(True))
+
+    return Player(lambda key: (jnp.float32(0), jnp.bool_(False)), act)
+
+
+def observing_player(env, params):
+    """NoisyStatelessPendulum: predicts angle and velocity with the physics, corrects them with the noisy angle."""
+
+    def act(memory, obs, hidden):
+        state, action, gain = memory
+        predicted, _ = stateless_pendulum.swing(state, action, 1)
+        angle, velocity = predicted.angle, predicted.velocity
+        error = wrap(jnp.arctan2(obs[1], obs[0]) - angle)
+        angle, velocity = wrap(angle + gain * error), velocity + gain**2 / 2 / stateless_pendulum.TIME_STEP * error
+        state = stateless_pendulum.PendulumState(jnp.int32(0), angle, velocity)
+        action = swing_up(angle, velocity)
+        return action, (state, action, jnp.maximum(0.85 * gain, 0.25))
+
+    def begin(key):
+        zero = jnp.float32(0)
+        return stateless_pendulum.PendulumState(jnp.int32(0), zero, zero), jnp.zeros(1), jnp.float32(1)
+
+    return Player(begin, act)
+
+
+def all_knowing_swinger(env, params):
+    return Player(lambda key: (), lambda memory, obs, hidden: (swing_up(hidden.angle, hidden.velocity), memory))

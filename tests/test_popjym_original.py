@@ -5,70 +5,95 @@ replaced by loaded dice, which make its own reset and step code deal our cards, 
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import popgym.envs
+import popjym_players as players
 import pytest
-from popjym_players import balancing_player, first_end, play, random_player
+from popjym_players import first_end, play, random_player
 
 import popjym
+from popjym import prng
+from popjym.multi_armed_bandit import pay_probability
 
 SEEDS = 20
 LEVELS = ("Easy", "Medium", "Hard")
-CARTPOLE_STATE = ("position", "velocity", "angle", "angular_velocity")
+# Where the original's class has another name.
+ORIGINAL_NAMES = {
+    "NoisyStatelessCartPole": "NoisyPositionOnlyCartPole",
+    "StatelessCartPole": "PositionOnlyCartPole",
+    "NoisyStatelessPendulum": "NoisyPositionOnlyPendulum",
+    "StatelessPendulum": "PositionOnlyPendulum",
+    "Minesweeper": "MineSweeper",
+    "MultiArmedBandit": "MultiarmedBandit",
+}
 
 
 class LoadedDice:
-    """Stands in for numpy's Generator and returns what it was told to."""
+    """Stands in for numpy's Generator: every method returns the next of the answers it was given, and then no more."""
 
     def __init__(self, **answers):
         self.answers = {method: list(values) for method, values in answers.items()}
 
-    def next_answer(self, method):
-        return self.answers[method].pop(0)
-
     def shuffle(self, array):
-        array[:] = self.next_answer("shuffle")
+        array[:] = self.answers["shuffle"].pop(0)
+
+    def choice(self, cells, size, replace):
+        chosen = np.array(self.answers["choice"].pop(0))
+        assert chosen.shape == (size,) and len(set(chosen)) == size and not replace
+        return chosen
+
+    def integers(self, high, size):
+        return np.array(self.answers["integers"].pop(0))
+
+    def random(self, size=None, dtype=np.float64):
+        return self.answers["random"].pop(0) if size is None else np.array(self.answers["random"].pop(0), dtype)
 
     def uniform(self, low, high, size=None):
-        return np.array(self.next_answer("uniform"), np.float64)
+        return np.array(self.answers["uniform"].pop(0), np.float64)
 
     def normal(self, mean, sigma):
-        return np.zeros_like(sigma)  # noise is compared as a distribution, elsewhere
+        return np.zeros_like(sigma)  # noise is compared as a distribution: test_popjym_distributions.py
+
+    def assert_used_up(self):
+        assert not any(self.answers.values()), "the original asked for less than it was given"
 
 
-def deck_order(kinds_dealt, kind_of_card):
-    """The original's `deck.idx` that deals these kinds: it deals from the end. Fails if they are not a whole deck."""
-    assert sorted(kinds_dealt) == sorted(kind_of_card), "the cards dealt are not exactly the cards of the deck"
-    cards = {kind: list(np.flatnonzero(kind_of_card == kind)) for kind in np.unique(kind_of_card)}
-    return np.array([cards[kind].pop() for kind in kinds_dealt])[::-1]
+def rollouts(family, level, player, steps=None):
+    env, params = popjym.make(family + level)
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    trace = play(env, params, player(env, params), keys, steps or params.max_steps_in_episode)
+    for seed, length in enumerate(first_end(trace)):
+        original = getattr(popgym.envs, ORIGINAL_NAMES.get(family, family) + level)()
+        yield trace, seed, length, original, params
 
 
-def original(name):
-    upstream_to_original = {"StatelessCartPole": "PositionOnlyCartPole"}
-    for ours, theirs in upstream_to_original.items():
-        name = name.replace(ours, theirs)
-    return getattr(popgym.envs, name)()
-
-
-def compare(trace, seed, length, env, dice, expected_obs, to_action=int, obs_tolerance=0, physics=None):
+def compare(trace, seed, length, original, dice, expected_obs, to_action=int, obs_tolerance=0.0, physics=None):
     """Replay one episode in the original. `expected_obs` [1 + length, ...] is our account of it, in its encoding.
 
     `physics` [1 + length, ...] are our physical states: the original starts every step in ours. Its own would drift
     off, because it computes in float64 and an inverted pendulum doubles the difference every few steps.
     """
-    env.np_random = dice
-    obs, _ = env.reset()
-    np.testing.assert_allclose(expected_obs[0], obs, rtol=0, atol=obs_tolerance, err_msg="first observation")
+    original.np_random = dice
+    obs, _ = original.reset()
+    seen, rewards, ends = [obs], [], []
     for t in range(length):
         if physics is not None:
-            env.state = physics[t].astype(np.float64)
-        obs, reward, terminated, truncated, _ = env.step(to_action(trace.action[seed, t]))
-        where = f"seed {seed}, step {t}"
-        np.testing.assert_allclose(expected_obs[1 + t], obs, rtol=0, atol=obs_tolerance, err_msg=where)
-        assert trace.reward[seed, t] == np.float32(reward), where
-        assert (trace.terminated[seed, t], trace.truncated[seed, t]) == (terminated, truncated), where
-        assert trace.done[seed, t] == (t == length - 1), where
-    assert terminated or truncated
+            original.state = physics[t].astype(np.float64)
+        obs, reward, terminated, truncated, _ = original.step(to_action(trace.action[seed, t]))
+        seen.append(obs)
+        rewards.append(reward)
+        ends.append((terminated, truncated))
+        if terminated or truncated:
+            break
+    dice.assert_used_up()
+
+    where = f"seed {seed}"
+    ours = np.stack([trace.terminated[seed, :length], trace.truncated[seed, :length]], axis=1)
+    np.testing.assert_array_equal(ours, ends, err_msg=where)
+    np.testing.assert_array_equal(trace.done[seed, :length], ours.any(axis=1), err_msg=where)
+    np.testing.assert_allclose(trace.reward[seed, :length], rewards, rtol=1e-6, atol=1e-8, err_msg=where)
+    np.testing.assert_allclose(expected_obs, np.stack(seen), rtol=0, atol=obs_tolerance, err_msg=where)
 
 
 def observations(trace, seed, length):
@@ -80,39 +105,168 @@ def hidden(trace, name, seed, length):
     return np.append(getattr(trace.first_state, name)[seed], getattr(trace.state, name)[seed, :length])
 
 
-def one_hot_to_index(one_hot):
+def decode(one_hot):
     assert ((one_hot == 0) | (one_hot == 1)).all() and (one_hot.sum(-1) == 1).all()
     return one_hot.argmax(-1)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("family", ["RepeatFirst", "RepeatPrevious"])
-def test_repeat(family, level):
-    env, params = popjym.make(family + level)
-    keys = jax.random.split(jax.random.key(0), SEEDS)
-    trace = play(env, params, random_player(env, params), keys, params.max_steps_in_episode)
-    for seed, length in enumerate(first_end(trace)):
-        numpy_env = original(family + level)
-        suits = one_hot_to_index(observations(trace, seed, length))
-        dice = LoadedDice(shuffle=[deck_order(suits, numpy_env.deck.suits_idx)])
-        compare(trace, seed, length, numpy_env, dice, suits)
+def row_and_column(size):
+    return lambda action: np.unravel_index(action, (size, size))
+
+
+def dealing_order(kinds_dealt, kind_of_card):
+    """The original's `deck.idx` that deals these kinds; it deals from the end. They must be exactly a deck's cards."""
+    assert sorted(kinds_dealt) == sorted(kind_of_card), "what was dealt is not a deck"
+    cards = {kind: list(np.flatnonzero(kind_of_card == kind)) for kind in np.unique(kind_of_card)}
+    return np.array([cards[kind].pop() for kind in kinds_dealt])[::-1]
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("family", ["StatelessCartPole", "NoisyStatelessCartPole"])
-@pytest.mark.parametrize("player", [random_player, balancing_player])
-def test_cartpole(family, level, player):
-    env, params = popjym.make(family + level)
-    keys = jax.random.split(jax.random.key(1), SEEDS)
-    trace = play(env, params, player(env, params), keys, params.max_steps_in_episode)
-    lengths = first_end(trace)
-    if player is balancing_player and family == "StatelessCartPole":
-        assert (lengths == params.max_steps_in_episode).all()
-    for seed, length in enumerate(lengths):
-        # The observation without its noise, clipped as the original clips it.
-        physics = np.stack([hidden(trace, name, seed, length) for name in CARTPOLE_STATE], axis=-1)
-        clean = physics[:, 0::2]
-        dice = LoadedDice(uniform=[physics[0]])
-        if family == "StatelessCartPole":
+@pytest.mark.parametrize(
+    "family, attribute, player",
+    [
+        ("RepeatFirst", "suits_idx", random_player),
+        ("RepeatFirst", "suits_idx", players.first_suit_player),
+        ("RepeatPrevious", "suits_idx", random_player),
+        ("RepeatPrevious", "suits_idx", players.kth_last_suit_player),
+        ("HigherLower", "ranks_idx", random_player),
+        ("HigherLower", "ranks_idx", players.card_counting_player),
+    ],
+)
+def test_one_card_at_a_time(family, attribute, player, level):
+    for trace, seed, length, original, _ in rollouts(family, level, player):
+        kinds = decode(observations(trace, seed, length))
+        dice = LoadedDice(shuffle=[dealing_order(kinds, getattr(original.deck, attribute))])
+        compare(trace, seed, length, original, dice, kinds)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("player", [random_player, players.reciting_player])
+def test_autoencode(player, level):
+    for trace, seed, length, original, params in rollouts("Autoencode", level, player):
+        obs = observations(trace, seed, length)
+        mode, suits = decode(obs[:, :2]), decode(obs[:, 2:])
+        dice = LoadedDice(shuffle=[dealing_order(suits[: params.num_cards], original.deck.suits_idx)])
+        compare(trace, seed, length, original, dice, np.stack([mode, suits], axis=1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("player", [random_player, players.counting_player])
+def test_count_recall(player, level):
+    for trace, seed, length, original, params in rollouts("CountRecall", level, player):
+        obs = observations(trace, seed, length)
+        values, queries = decode(obs[:, : params.kinds]), decode(obs[:, params.kinds :])
+        dice = LoadedDice(shuffle=[dealing_order(kinds, original.deck_idx_type) for kinds in (values, queries)])
+        compare(trace, seed, length, original, dice, np.stack([values, queries], axis=1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("player", [random_player, players.pairs_player])
+def test_concentration(player, level):
+    for trace, seed, length, original, params in rollouts("Concentration", level, player):
+        kind_of_card = original.deck_idx_type
+        table = trace.state.table[seed, length - 1]  # what is known at the end; the rest of the deck goes to the rest
+        cards = {kind: list(np.flatnonzero(kind_of_card == kind)) for kind in np.unique(kind_of_card)}
+        order = np.array([cards[kind].pop() if kind >= 0 else -1 for kind in table])
+        order[order < 0] = [card for rest in cards.values() for card in rest]
+        assert player is random_player or trace.terminated[seed, length - 1], "a perfect memory finds all pairs"
+
+        shape = (1 + length, params.num_cards, params.kinds + 1)
+        expected = decode(observations(trace, seed, length).reshape(shape))
+        compare(trace, seed, length, original, LoadedDice(shuffle=[order]), expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("player", [random_player, players.safe_clicking_player, players.all_knowing_clicker])
+def test_minesweeper(player, level):
+    for trace, seed, length, original, params in rollouts("Minesweeper", level, player):
+        if player is players.all_knowing_clicker:
+            assert length == params.clear_cells and trace.terminated[seed, length - 1]
+        dice = LoadedDice(choice=[trace.first_state.mines[seed]])
+        to_action = row_and_column(params.size)
+        compare(trace, seed, length, original, dice, decode(observations(trace, seed, length)), to_action)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "player", [random_player, players.sweeping_player, players.hunting_player, players.all_knowing_gunner]
+)
+def test_battleship(player, level):
+    for trace, seed, length, original, params in rollouts("Battleship", level, player):
+        # The original asks for the first cell of a ship and a direction (axis, sign), and checks that the ship fits.
+        ships = np.split(trace.first_state.fleet[seed], np.cumsum(params.ship_sizes)[:-1])
+        integers = []
+        for ship, size in zip(ships, params.ship_sizes, strict=True):
+            rows, columns = np.divmod(ship, params.size)
+            vertical = columns[0] == columns[1]
+            assert (
+                len(ship) == size and (np.diff(rows) == vertical).all() and (np.diff(columns) == (not vertical)).all()
+            )
+            integers += [(rows[0], columns[0]), (0 if vertical else 1, 0)]
+        to_action = row_and_column(params.size)
+        dice = LoadedDice(integers=integers)
+        compare(trace, seed, length, original, dice, decode(observations(trace, seed, length)), to_action)
+
+
+@jax.jit
+def bandit_numbers(state, keys, params):
+    """What the arms pay with, and the number that decides at every step whether the pulled arm pays."""
+    arms = pay_probability(state, jnp.arange(params.num_arms))
+    return arms, jax.vmap(lambda key: prng.uniform(prng.words(key, 1)[0]))(keys)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("player", [random_player, players.optimistic_player])
+def test_multi_armed_bandit(player, level):
+    for trace, seed, length, original, params in rollouts("MultiArmedBandit", level, player):
+        state = jax.tree.map(lambda leaf, seed=seed: leaf[seed], trace.first_state)
+        arms, luck = bandit_numbers(state, trace.key[seed], params)
+        dice = LoadedDice(random=[arms, *np.asarray(luck[:length], np.float64)])
+        compare(trace, seed, length, original, dice, decode(observations(trace, seed, length)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "family, player",
+    [
+        ("StatelessCartPole", random_player),
+        ("StatelessCartPole", players.differencing_player),
+        ("NoisyStatelessCartPole", random_player),
+        ("NoisyStatelessCartPole", players.kalman_player),
+        ("NoisyStatelessCartPole", players.all_knowing_balancer),
+        ("VelocityOnlyCartPole", random_player),
+        ("VelocityOnlyCartPole", players.summing_player),
+    ],
+)
+def test_cartpole(family, player, level):
+    for trace, seed, length, original, _ in rollouts(family, level, player):
+        names = ("position", "velocity", "angle", "angular_velocity")
+        physics = np.stack([hidden(trace, name, seed, length) for name in names], axis=-1)
+        clean = physics[:, 0::2]  # the observation without noise
+        if family == "VelocityOnlyCartPole":
+            clean = np.concatenate([physics[:1, 0::2], physics[1:, 1::2]])
+        if not family.startswith("Noisy"):
             np.testing.assert_array_equal(observations(trace, seed, length), clean)
-        compare(trace, seed, length, original(family + level), dice, clean, obs_tolerance=1e-6, physics=physics)
+        dice = LoadedDice(uniform=[physics[0]])
+        compare(trace, seed, length, original, dice, clean, obs_tolerance=2e-6, physics=physics)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "family, player",
+    [
+        ("StatelessPendulum", random_player),
+        ("StatelessPendulum", players.swinging_player),
+        ("NoisyStatelessPendulum", random_player),
+        ("NoisyStatelessPendulum", players.observing_player),
+    ],
+)
+def test_pendulum(family, player, level):
+    for trace, seed, length, original, _ in rollouts(family, level, player):
+        physics = np.stack([hidden(trace, name, seed, length) for name in ("angle", "velocity")], axis=-1)
+        clean = np.stack([np.cos(physics[:, 0]), np.sin(physics[:, 0])], axis=-1)
+        if not family.startswith("Noisy"):
+            np.testing.assert_allclose(observations(trace, seed, length), clean, rtol=0, atol=1e-6)
+        dice = LoadedDice(uniform=[physics[0]])
+        to_action = np.asarray
+        compare(trace, seed, length, original, dice, clean, to_action, obs_tolerance=2e-6, physics=physics)
