@@ -39,14 +39,17 @@ def threefry(key, counts):
 
 
 def words(key, n):
-    """n random words from a jax key, new style or old: a list of uint32 scalars. The key is used up, as always."""
+    """n random words from a jax key, new style or old: a list of uint32 scalars. The key is used up, as always.
+
+    The first words of a key are the same for every n.
+    """
     if n == 0:
         return []
     key_words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if key_words.shape != (2,):  # not a threefry key
         return list(jax.random.bits(key, (n,)))
     left, right = threefry((key_words[0], key_words[1]), jnp.arange((n + 1) // 2, dtype=jnp.uint32))
-    return [*left, *right][:n]
+    return [(left, right)[i % 2][i // 2] for i in range(n)]
 
 
 def below(word, n):
