@@ -12,12 +12,16 @@ FRN: Does Learning Recurrent Networks Matter in Partially Observable RL? (Wang e
 PQN: Simplifying Deep Temporal Difference Learning (Gallici et al., 2025).
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import io
 import json
+import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,7 +33,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import absl.logging
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -150,7 +153,7 @@ class Run:
 
 
 def fail(message: str, code: int = 2):
-    print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.__stderr__)
     sys.exit(code)
 
 
@@ -229,6 +232,8 @@ def check_args(args: SimpleNamespace):
     check(not (args.frozen and args.memory == "mlp"), "frozen", "--memory mlp has no memory unit to freeze")
     for name, default in FFM_FLAGS.items():
         check(args.memory == "ffm" or getattr(args, name) == default, name, f"--memory {args.memory} has no such part")
+    named = re.fullmatch(r"[\w.-]+", args.exp_name) and "__" not in args.exp_name
+    check(named, "exp_name", "must be of letters, digits, - . and single _")
     has_wandb = importlib.util.find_spec("wandb") is not None
     check(has_wandb or not args.track, "track", "needs Weights & Biases: pip install wandb")
 
@@ -428,7 +433,7 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
             minibatch = jax.tree.map(lambda x: x[:, envs], learned_from)  # [T, b, ...]
             (td_loss, q_values), grads = jax.value_and_grad(loss, has_aux=True)(params, state.frozen, carry, minibatch)
             updates, opt_state = optimizer.update(grads, opt_state)
-            scalars = {"td_loss": td_loss, "q_values": q_values, "grad_norm": optax.global_norm(grads)}
+            scalars = {"td_loss": td_loss, "q_values": q_values, "grad_norm": optax.tree.norm(grads)}
             return (optax.apply_updates(params, updates), opt_state), scalars
 
         shuffle = jax.vmap(lambda key: jax.random.permutation(key, args.num_envs))
@@ -440,7 +445,7 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
             # Of finished episodes alone: NaN where there was none, and then not logged.
             "charts/episodic_return": t["episode_return"].mean(where=t["done"]),
             "charts/episodic_length": t["episode_length"].mean(where=t["done"]),
-            "losses/parameter_norm": optax.global_norm(params),  # finite only if all of them are
+            "losses/parameter_norm": optax.tree.norm(params),  # finite only if all of them are
         }
         return TrainState(params, state.frozen, opt_state, actor, state.update + 1, key), metrics
 
@@ -532,6 +537,11 @@ class Logger:
             self.writer.flush()
             self.next_flush = time.time() + 5
 
+    def close(self):
+        self.writer.close()
+        if self.wandb:
+            self.wandb.finish()
+
     def sizes(self) -> dict[str, int]:
         self.writer.flush()
         return {file.name: file.stat().st_size for file in self.folder.glob("events.out.tfevents.*")}
@@ -554,12 +564,16 @@ def restore(manager: ocp.CheckpointManager, state):
 
 def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), note=ocp.args.JsonSave(note))
-    try:
-        manager.save(update, args=items)
-    except Exception as error:  # of many kinds when the disk is full
-        for unfinished in Path(manager.directory).glob("*tmp*"):
-            shutil.rmtree(unfinished)
-        fail(f"checkpoint {update} cannot be written; the last good one is {manager.latest_step()}: {error}", code=1)
+    with contextlib.redirect_stderr(io.StringIO()):  # a full disk makes orbax's threads print tracebacks
+        try:
+            manager.save(update, args=items)
+        except Exception as error:  # of many kinds
+            sys.excepthook = lambda *_: None  # those threads may outlive this block
+            for unfinished in Path(manager.directory).glob("*tmp*"):
+                while unfinished.exists():  # and may still write
+                    shutil.rmtree(unfinished, ignore_errors=True)
+            good = manager.latest_step()
+            fail(f"checkpoint {update} cannot be written; the last good one is {good}: {error}", code=1)
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:
@@ -574,7 +588,8 @@ def over_seeds(function: Callable, num_seeds: int) -> Callable:
 
 if __name__ == "__main__":
     # --- shared block: main ---
-    absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells of every file it writes
+    for name in ("absl", "asyncio"):  # orbax tells of every file it writes, and of what is raised anyway
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     stop_signals = []
     for number in (signal.SIGINT, signal.SIGTERM):  # the first ends the loop, a second one the program
         signal.signal(number, lambda number, _: (stop_signals.append(number), signal.signal(number, signal.SIG_DFL)))
@@ -632,7 +647,7 @@ if __name__ == "__main__":
     print(f"compile time   {compile_seconds:.1f} s", flush=True)
     terminal = sys.stdout.isatty()  # elsewhere the bar is printed as a line every ten seconds
     bar = tqdm(total=num_updates, initial=update, unit="update", file=sys.stdout if terminal else open(os.devnull, "w"))
-    start, last_save, next_line, pending = time.time(), time.time(), 0.0, []
+    start, last_save, next_line, pending, mean_return = time.time(), time.time(), 0.0, [], np.nan
     try:
         loggers = [Logger(*files, args.track) for files in zip(folders, note["event_files"], strict=True)]
         if update == 0:
@@ -656,8 +671,9 @@ if __name__ == "__main__":
                 log(logged, metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
                 returns = metrics["charts/episodic_return"]
                 if not np.isnan(returns).all():  # else no episode ended, and the last mean stays
-                    message = f"step {logged * steps_per_update:,}, SPS {sps:,.0f}, return {np.nanmean(returns):.3f}"
-                    bar.set_postfix_str(message, refresh=False)
+                    mean_return = np.nanmean(returns)
+                message = f"step {logged * steps_per_update:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
+                bar.set_postfix_str(message, refresh=False)
                 bar.update(logged - bar.n)
                 if not terminal and (time.time() > next_line or logged == num_updates):
                     print(bar, flush=True)
@@ -678,7 +694,7 @@ if __name__ == "__main__":
         timing = {"train_seconds": seconds, "compile_seconds": compile_seconds}
         timing["SPS"] = update * steps_per_update * args.num_seeds / seconds
         for folder, logger, result in zip(folders, loggers, results, strict=True):
-            logger.writer.close()
+            logger.close()
             write_json(folder / "eval.json", result | timing)
     except OSError as error:
         fail(f"cannot write to {folders[0]}: {error}", code=1)

@@ -1,7 +1,6 @@
 """Shared by all tests: the compilation cache, and a way to run a script as its user does."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,22 +18,24 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 def script(tmp_path):
     """script("pqn_ffm.py --env …") runs it with runs/ in tmp_path, and returns the finished process.
 
-    With `stop=(SIGKILL, text)` the signal is sent as soon as `text` has been printed.
+    With `stop=(signal, ready)` the signal is sent as soon as something is printed in which `ready` occurs, or, if it is
+    a function, as soon as it is true.
     """
 
-    def run(command: str, stop: tuple[signal.Signals, str] | None = None, **options) -> subprocess.CompletedProcess:
+    def run(command: str, stop: tuple | None = None, **options) -> subprocess.CompletedProcess:
         name, *flags = command.split()
         command = [sys.executable, str(ROOT / name), *flags]
         options = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         process = subprocess.Popen(command, **options)
         seen = ""
         if stop is not None:
-            number, text = stop
-            while text not in seen:
-                line = process.stdout.readline()
-                assert line, f"ended before it printed {text!r}: {seen}{process.stderr.read()}"
-                seen += line
-            time.sleep(0.5)  # into the next updates
+            number, ready = stop
+            while not ready() if callable(ready) else ready not in seen:
+                if callable(ready):
+                    time.sleep(0.01)
+                else:
+                    seen += process.stdout.readline()
+                assert process.poll() is None, f"ended before it was stopped: {seen}{process.stderr.read()}"
             process.send_signal(number)
         stdout, stderr = process.communicate(timeout=600)
         return subprocess.CompletedProcess(command, process.returncode, seen + stdout, stderr)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,8 @@ def test_a_run_leaves_events_config_checkpoints_and_eval(script, small, tmp_path
     run = only(tmp_path / "runs")
     name = small.split(".py")[0]
     assert re.fullmatch(rf"RepeatPreviousEasy__{name}__ffm-frozen__7__\d+", run.name)
-    assert sorted(p.name for p in run.iterdir() if "events" not in p.name) == ["checkpoints", "config.json", "eval.json"]
+    files = sorted(p.name for p in run.iterdir())
+    assert files[:3] == ["checkpoints", "config.json", "eval.json"] and files[3].startswith("events.out.tfevents.")
 
     config = json.loads((run / "config.json").read_text())
     assert config["args"]["learning_rate"] == 1e-3 and config["args"]["seed"] == 7 and config["args"]["frozen"]
@@ -94,7 +96,8 @@ def test_a_run_leaves_events_config_checkpoints_and_eval(script, small, tmp_path
 
     result = json.loads((run / "eval.json").read_text())
     assert result["lengths"] == [51] * 3 and result["environment_steps"] == STEPS * 30
-    np.testing.assert_allclose([result["mean_return"], result["std_return"]], [np.mean(result["returns"]), np.std(result["returns"])], rtol=1e-5)  # fmt: skip
+    assert result["mean_return"] == pytest.approx(np.mean(result["returns"]), rel=1e-5)
+    assert result["std_return"] == pytest.approx(np.std(result["returns"]), rel=1e-5)
     assert result["SPS"] == pytest.approx(STEPS * 30 / result["train_seconds"])
 
     points = raw_points(run)
@@ -102,8 +105,8 @@ def test_a_run_leaves_events_config_checkpoints_and_eval(script, small, tmp_path
     assert tags >= {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate"}
     assert tags >= {"charts/epsilon", "losses/td_loss", "losses/q_values", "losses/grad_norm", "eval/episodic_return"}
     returns = {step: value for tag, step, value in points if tag == "charts/episodic_return"}
-    # Episodes last 51 steps and updates 16: every fourth update sees ends, all others must be silent.
-    assert sorted(returns) == [STEPS * (1 + 51 * i // 16) if 51 * i % 16 else STEPS * (51 * i // 16) for i in range(1, 10)]
+    # Episode i ends at step 51 i of its environment; an update of 16 steps without an end must be silent.
+    assert sorted(returns) == [STEPS * -(-51 * i // 16) for i in range(1, 10)]
     assert [s for tag, s, _ in points if tag == "memory_0/trace_durability_max"] == [0, STEPS * 30]
     assert dict((tag, v) for tag, s, v in points if s)["eval/episodic_return"] == pytest.approx(result["mean_return"])
 
@@ -116,7 +119,8 @@ def test_the_same_seed_gives_the_same_evaluation_and_another_seed_another(script
     for i, seed in enumerate((1, 1, 2)):
         assert script(f"{small} --total-timesteps {STEPS * 4} --seed {seed} --run-dir {i}").returncode == 0
         result = json.loads((only(tmp_path / str(i)) / "eval.json").read_text())
-        results.append({name: result[name] for name in result if name not in ("train_seconds", "compile_seconds", "SPS")})
+        timing = ("train_seconds", "compile_seconds", "SPS")
+        results.append({name: result[name] for name in result if name not in timing})
     assert results[0] == results[1] != results[2]
 
 
@@ -143,13 +147,15 @@ def test_seeds_side_by_side_are_the_runs_one_by_one(script, small, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_a_stopped_run_resumes_bit_for_bit(script, small, tmp_path, number, num_seeds):
-    updates = 400
+    updates = 1000
     command = f"{small} --total-timesteps {STEPS * updates} --num-seeds {num_seeds}"
     assert script(f"{command} --run-dir whole").returncode == 0
     wholes = sorted((tmp_path / "whole").iterdir())
     # A kill gives no warning: its checkpoints are those written on the way.
-    every = 0.05 if number == signal.SIGKILL else 600
-    stopped = script(f"{command} --run-dir parts --checkpoint-every {every}", stop=(number, "step"))
+    every, ready = 600, "step"
+    if number == signal.SIGKILL:
+        every, ready = 0.1, lambda: any((tmp_path / "parts").glob("*/checkpoints/[1-9]*[0-9]"))
+    stopped = script(f"{command} --run-dir parts --checkpoint-every {every}", stop=(number, ready))
     runs = sorted((tmp_path / "parts").iterdir())
     kept = sorted(int(p.name) for p in (runs[0] / "checkpoints").iterdir() if p.name.isdigit())
     assert not (runs[0] / "eval.json").exists() and 0 < kept[-1] < updates, "stopped too early or too late"
@@ -157,9 +163,10 @@ def test_a_stopped_run_resumes_bit_for_bit(script, small, tmp_path, number, num_
         assert stopped.returncode == -number
     else:
         assert stopped.returncode == 128 + number and "--resume" in stopped.stdout and stopped.stderr == ""
-    assert len(kept) <= 2
+    assert len(kept) <= 2 or number == signal.SIGKILL  # which can come between a new one and the deletion of an old one
     resumed = script(f"{small.split()[0]} --resume {runs[-1]} --checkpoint-every 600")
     assert resumed.returncode == 0, resumed.stderr
+    assert len(list((runs[0] / "checkpoints").iterdir())) <= 2
     for run, whole in zip(runs, wholes, strict=True):
         assert_same_run(run, whole, updates)
         one, other = (json.loads((r / "eval.json").read_text()) for r in (run, whole))
@@ -167,7 +174,7 @@ def test_a_stopped_run_resumes_bit_for_bit(script, small, tmp_path, number, num_
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(script, small, tmp_path):
-    command = f"{small} --total-timesteps {STEPS * 400}"
+    command = f"{small} --total-timesteps {STEPS * 1000}"
     assert script(f"{command} --run-dir whole").returncode == 0
     script(f"{command} --run-dir parts", stop=(signal.SIGKILL, "step"))
     run = only(tmp_path / "parts")
@@ -175,7 +182,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(script, small, tm
     refused = script(f"{small.split()[0]} --evaluate {run}")
     assert refused.returncode == 2 and "no checkpoint yet" in refused.stderr
     assert script(f"{small.split()[0]} --resume {run}").returncode == 0
-    assert_same_run(run, only(tmp_path / "whole"), 400)
+    assert_same_run(run, only(tmp_path / "whole"), 1000)
 
 
 def test_a_finished_run_resumed_stays_as_it_is(script, small, tmp_path):
@@ -204,7 +211,7 @@ def test_resume_and_evaluate_keep_the_flags_of_the_run(script, small, tmp_path):
 
 
 def test_a_moved_run_folder_resumes_where_it_is(script, small, tmp_path):
-    command = f"{small} --total-timesteps {STEPS * 400} --num-seeds 2"
+    command = f"{small} --total-timesteps {STEPS * 1000} --num-seeds 2"
     script(command, stop=(signal.SIGTERM, "step"))
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     run = sorted((tmp_path / "elsewhere").iterdir())[0]
@@ -303,8 +310,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(script, small, tmp_path):
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(script, small, tmp_path):
-    # A file size limit fails a write as a full disk does. First a run whose checkpoints fit, then its end under a limit.
-    stopped = script(f"{small} --total-timesteps {STEPS * 400}", stop=(signal.SIGTERM, "step"))
+    # A limit on the size of files fails a write as a full disk does.
+    stopped = script(f"{small} --total-timesteps {STEPS * 1000}", stop=(signal.SIGTERM, "step"))
     assert stopped.returncode == 143
     run = only(tmp_path / "runs")
     (good,) = (p for p in (run / "checkpoints").iterdir() if p.name.isdigit())
@@ -323,7 +330,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(script, small, tmp_path):
 
 
 def test_a_second_interrupt_ends_at_once(script, small, tmp_path):
-    command = [sys.executable, str(ROOT / small.split()[0]), *small.split()[1:], "--total-timesteps", str(STEPS * 10**6)]
+    command = [sys.executable, str(ROOT / small.split()[0]), *small.split()[1:]]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while "run folder" not in process.stdout.readline():
         pass
@@ -336,6 +343,7 @@ def test_a_second_interrupt_ends_at_once(script, small, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- shown
 def test_a_terminal_gets_a_bar(small, tmp_path):
     main, side = pty.openpty()
+    termios.tcsetwinsize(side, (40, 160))
     command = [sys.executable, str(ROOT / small.split()[0]), *small.split()[1:], "--total-timesteps", str(STEPS * 40)]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=side, stderr=subprocess.PIPE)
     os.close(side)
@@ -351,7 +359,7 @@ def test_a_terminal_gets_a_bar(small, tmp_path):
 
 def test_help_is_grouped_and_gives_defaults_and_sources(script, small, tmp_path):
     shown = script(f"{small.split()[0]} --help", env=os.environ | {"COLUMNS": "120"}).stdout
-    for text in ("task options", "network options", "algorithm options", "run options", "(default: 0.95)", "FRN Table A4"):
+    for text in ("task options", "network options", "algorithm options", "run options", "(default: 0.95)", "FRN Table"):
         assert text in shown
     flags = re.findall(r"^│ (--[a-z-]+)", shown, re.M)
     assert len(flags) == len(set(flags)) > 30
@@ -362,7 +370,8 @@ def test_weights_and_biases_gets_every_point(script, small, tmp_path):
         "import json\n"
         "def init(**x):\n"
         "    out = open('calls.jsonl', 'a')\n"
-        "    print(json.dumps({'init': [x['name'], x['id'], x['resume'], sorted(x['config'])]}), file=out, flush=True)\n"
+        "    names = [x['name'], x['id'], x['resume'], sorted(x['config'])]\n"
+        "    print(json.dumps({'init': names}), file=out, flush=True)\n"
         "    class Run:\n"
         "        def log(self, scalars, step): print(json.dumps({'log': [step, scalars]}), file=out, flush=True)\n"
         "        def finish(self): print(json.dumps({'finish': True}), file=out, flush=True)\n"
