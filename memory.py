@@ -23,6 +23,7 @@ The two papers, called FFM and FRN below:
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -118,6 +119,36 @@ def where_reset(reset: jax.Array, fresh, state):
     return jax.tree.map(select, fresh, state)  # reset [B], leaves [B, ...]
 
 
+def through_time(function: Callable, carry, x: jax.Array, reset: jax.Array, rows: int = 1024):
+    """function(carry, x, reset) -> (carry, y), over all steps at once or, on a CPU, in pieces that fit its cache.
+
+    The numbers are the same. A long sequence makes every intermediate result large: a CPU then spends more time on
+    moving (and first of all on getting) memory than on arithmetic. An accelerator wants all steps at once.
+    """
+    T, B = reset.shape
+    steps = max(1, rows // B)
+    if jax.default_backend() != "cpu" or T < 2 * steps:
+        return function(carry, x, reset)
+    whole = T // steps * steps
+    pieces = [part[:whole].reshape(T // steps, steps, *part.shape[1:]) for part in (x, reset)]
+    carry, y = jax.lax.scan(lambda carry, now: function(carry, *now), carry, tuple(pieces))
+    y = y.reshape(whole, *y.shape[2:])
+    if whole < T:
+        carry, rest = function(carry, x[whole:], reset[whole:])
+        y = jnp.concatenate([y, rest])
+    return carry, y
+
+
+def product(x: jax.Array, W: jax.Array) -> jax.Array:
+    """x W for x [T, B, F], as one matrix product of T · B rows: its gradient for W is then a plain product too."""
+    return (x.reshape(-1, x.shape[-1]) @ W).reshape(*x.shape[:-1], -1)
+
+
+def outer_product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Σ x_tb y_tbᵀ over time and batch: the gradient of a matrix, from its input x and its output's gradient y."""
+    return x.reshape(-1, x.shape[-1]).T @ y.reshape(-1, y.shape[-1])
+
+
 class Memoryless(Memory):
     """No memory: y_t = x_t. The baseline that everything below must beat; it has no state and no parameters."""
 
@@ -146,8 +177,8 @@ class GRU(Memory):
         c_t = tanh(W_c x_t + U_c (r_t ⊙ h_{t-1}) + b_c)     candidate
         h_t = (1 - z_t) ⊙ h_{t-1} + z_t ⊙ c_t               y_t = h_t
 
-    The reset gate acts on the state before U_c, as in Eq. 4 (cuDNN and flax apply it after). The matrices of x stand
-    side by side in W, those of h that can be multiplied at the same time in U_zr.
+    The reset gate acts on the state before U_c, as in Eq. 4 (cuDNN and flax apply it after). At the start, the W keep
+    the variance of their inputs (LeCun), the U are orthogonal: they neither shrink nor stretch a state.
     """
 
     def initialize_carry(self, batch_size: int):
@@ -156,34 +187,75 @@ class GRU(Memory):
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
         self.check(carry, x, reset)
-        N = self.features
-        W = self.weight("W", nn.initializers.lecun_normal(), x.shape[-1], 3 * N)
-        U_zr = self.weight("U_zr", blocks(nn.initializers.orthogonal(), 2), N, 2 * N)
-        U_c = self.weight("U_c", nn.initializers.orthogonal(), N, N)
-        b = self.weight("b", nn.initializers.zeros, 3 * N)
-        x_zrc = x @ W + b  # [T, B, 3N]: the inputs of all steps in one product
+        F, N = x.shape[-1], self.features
+        lecun, orthogonal, zeros = nn.initializers.lecun_normal(), nn.initializers.orthogonal(), nn.initializers.zeros
+        W, U, b = [
+            [self.weight(f"{name}_{gate}", init, *shape) for gate in "zrc"]
+            for name, init, *shape in [("W", lecun, F, N), ("U", orthogonal, N, N), ("b", zeros, N)]
+        ]
 
-        def step(h, inputs):
-            x_zrc, reset = inputs
-            h = where_reset(reset, 0.0, h)
-            x_z, x_r, x_c = jnp.split(x_zrc, 3, axis=-1)
-            h_z, h_r = jnp.split(h @ U_zr, 2, axis=-1)
-            z, r = nn.sigmoid(x_z + h_z), nn.sigmoid(x_r + h_r)
-            candidate = jnp.tanh(x_c + (r * h) @ U_c)
-            h = (1 - z) * h + z * candidate
-            return h, h
+        def sequence(h, x, reset):
+            inputs = [product(x, W[gate]) + b[gate] for gate in range(3)]  # [T, B, N] each
+            h = gru_recurrence(U, inputs, reset, h)  # [T, B, N]
+            return h[-1], h
 
-        return jax.lax.scan(step, carry, (x_zrc, reset))
+        return through_time(sequence, carry, x, reset)
 
 
-def blocks(init: Callable, count: int) -> Callable:
-    """An initialiser of `count` matrices side by side, each drawn by `init`."""
+@jax.custom_vjp
+def gru_recurrence(weights, inputs, reset: jax.Array, initial: jax.Array) -> jax.Array:
+    """The part of a GRU that is sequential: all h [T, B, N], from the W x + b of all steps.
 
-    def draw(key, shape, dtype=jnp.float32):
-        keys = jax.random.split(key, count)
-        return jnp.concatenate([init(k, (shape[0], shape[1] // count), dtype) for k in keys], axis=1)
+    Its gradient is written by hand: differentiated automatically, the scan would add to all three gradients of U at
+    every step, which costs more than the step itself. Here the scan back in time is left with what is sequential, and
+    the gradients of U are three matrix products over all steps after it.
+    """
+    return gru_forward(weights, inputs, reset, initial)[0]
 
-    return draw
+
+def gru_forward(weights, inputs, reset, initial):
+    U_z, U_r, U_c = weights
+
+    def step(h, now):
+        x_z, x_r, x_c, reset = now
+        h = where_reset(reset, 0.0, h)
+        z, r = nn.sigmoid(x_z + h @ U_z), nn.sigmoid(x_r + h @ U_r)
+        c = jnp.tanh(x_c + (r * h) @ U_c)
+        h = (1 - z) * h + z * c
+        return h, (h, z, r, c)
+
+    h, *gates = jax.lax.scan(step, initial, (*inputs, reset))[1]
+    return h, (weights, reset, initial, h, gates)
+
+
+def gru_backward(saved, dh):
+    weights, reset, initial, h, (z, r, c) = saved
+    U_z, U_r, U_c = (U.T for U in weights)  # transposed once, not at every step
+    before = where_reset(reset, 0.0, shift(initial, h))  # h_{t-1} as step t saw it
+
+    def step(dh_after, now):
+        dh, h, z, r, c, reset = now
+        dh = dh + dh_after
+        d_c = dh * z * (1 - c * c)  # with respect to the sums inside tanh and σ
+        d_rh = d_c @ U_c
+        d_z = dh * (c - h) * z * (1 - z)
+        d_r = d_rh * h * r * (1 - r)
+        dh = dh * (1 - z) + d_rh * r + d_z @ U_z + d_r @ U_r
+        return where_reset(reset, 0.0, dh), (d_z, d_r, d_c)
+
+    sequence = dh, before, z, r, c, reset
+    d_initial, d_inputs = jax.lax.scan(step, jnp.zeros_like(initial), sequence, reverse=True)
+    seen = before, before, r * before  # what each U was multiplied with
+    d_weights = [outer_product(left, right) for left, right in zip(seen, d_inputs, strict=True)]
+    return d_weights, list(d_inputs), None, d_initial
+
+
+gru_recurrence.defvjp(gru_forward, gru_backward)
+
+
+def shift(initial: jax.Array, h: jax.Array) -> jax.Array:
+    """The states before every step: initial [B, ...], then h [T, B, ...] without its last."""
+    return jnp.concatenate([initial[None], h[:-1]])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -191,63 +263,143 @@ def blocks(init: Callable, count: int) -> Callable:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def linear_recurrence(decay, inputs, reset: jax.Array, initial, form: str = "auto"):
-    """All states of h_t = λ ⊙ h_{t-1} + u_t, for complex λ of modulus at most 1, with h_{t-1} = 0 where reset[t].
+def linear_recurrence(decay, u, reset: jax.Array, initial: jax.Array, form: str = "auto") -> jax.Array:
+    """All states of h_t = λ ⊙ h_{t-1} + u_t, for complex λ with |λ| <= 1, where h_{t-1} counts as 0 if reset[t].
 
-    Complex numbers are pairs (real, imaginary): decay λ [...], inputs u [T, B, ...] (which may broadcast against the
-    state in the trailing axes; None as imaginary part of real inputs), initial h [B, ...]. Returns h as a pair
-    [T, B, ...].
+    A vector of K complex numbers is a vector of 2 K real ones, (real parts ‖ imaginary parts), so that the products
+    around the recurrence are single real ones:
 
-    There are two forms with the same numbers to rounding. "sequential" steps through time: the least arithmetic and
-    memory traffic, right for a CPU. "associative" computes all steps in O(log T) parallel rounds, right for an
-    accelerator. "auto" chooses by JAX's default backend when the program is traced.
+        decay λ [2 K],   u [T, B, 2 K],   reset [T, B],   initial [B, 2 K]   ->   h [T, B, 2 K]
+
+    A real input can drive several states: u [T, B, m] with K = c · m stands for c copies of itself, side by side.
+
+    There are two forms, which agree to rounding. "sequential" steps through time: the least arithmetic and the least
+    memory traffic, right for a CPU. "associative" takes all steps in O(log T) parallel rounds, right for an
+    accelerator. "auto" decides by JAX's default backend when the program is traced.
+
+    The gradient g_t = dh_t + conj(λ) ⊙ g_{t+1} is the same recurrence back in time, and needs no copy of what the
+    forward scan did but h.
     """
     require(
         form in ("auto", "sequential", "associative"), f"form must be auto, sequential or associative, not {form!r}"
     )
     if form == "auto":
         form = "sequential" if jax.default_backend() == "cpu" else "associative"
-    return (sequential_recurrence if form == "sequential" else associative_recurrence)(decay, inputs, reset, initial)
+    return _linear_recurrence((form, u.shape[-1]), decay, u, reset, initial)
 
 
-def sequential_recurrence(decay, inputs, reset, initial):
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _linear_recurrence(static, decay, u, reset, initial):
+    return linear_forward(static, decay, u, reset, initial)[0]
+
+
+def linear_forward(static, decay, u, reset, initial):
+    form, _ = static
+    width = initial.shape[-1]
+
     def step(h, now):
         u, reset = now
-        h = add(where_reset(reset, (0.0, 0.0), multiply(decay, h)), u)
-        return h, h
+        h = add(where_reset(reset, (0.0, 0.0), multiply(pair(decay), h)), pair(copies(u, width)))
+        return h, packed(h)
 
-    return jax.lax.scan(step, initial, (inputs, reset))[1]
+    if form == "sequential":
+        h = jax.lax.scan(step, pair(initial), (u, reset))[1]
+    else:
+        h = associative_recurrence(decay, copies(u, width), reset, initial)
+    return h, (decay, reset, initial, h)
 
 
-def associative_recurrence(decay, inputs, reset, initial):
-    """Spans of time are joined pairwise: (steps, did it reset, state at its end if the state before it is zero)."""
-    u_re, u_im = inputs
-    full = (len(reset), *initial[0].shape)
-    inputs = jnp.broadcast_to(u_re, full), jnp.broadcast_to(jnp.zeros_like(u_re) if u_im is None else u_im, full)
-    entry = add(where_reset(reset[0], (0.0, 0.0), multiply(decay, initial)), jax.tree.map(lambda u: u[0], inputs))
-    inputs = jax.tree.map(lambda u, first: u.at[0].set(first), inputs, entry)
-    # λ^steps is the same for the whole batch: [T, 1, ...]. Its modulus is at most 1: nothing can overflow, at any T.
-    power = jax.tree.map(lambda part: jnp.broadcast_to(part, (len(reset), 1, *part.shape)), decay)
+def linear_backward(static, saved, dh):
+    form, width = static
+    decay, reset, initial, h = saved
+    back = conjugate(pair(decay))
+
+    def step(after, now):
+        g, d_decay = after  # g of step t + 1, or 0 if an episode started there: nothing flows back across its start
+        dh, h, reset = now
+        d_decay = add(d_decay, multiply(conjugate(pair(h)), g))
+        g = add(pair(dh), multiply(back, g))
+        return (where_reset(reset, (0.0, 0.0), g), d_decay), sum_of_copies(packed(g), width)
+
+    if form == "sequential":
+        zero = pair(jnp.zeros_like(initial))
+        (g, d_decay), du = jax.lax.scan(step, (zero, zero), (dh, h, reset), reverse=True)
+        d_decay = packed(add(d_decay, multiply(conjugate(pair(initial)), g)))
+        return d_decay.sum(0), du, None, packed(multiply(back, g))
+
+    cut = jnp.concatenate([reset[1:], jnp.zeros_like(reset[:1])])  # is the state of this step the last of an episode?
+    g = associative_recurrence(packed(back), dh[::-1], cut[::-1], jnp.zeros_like(initial))[::-1]
+    seen = where_reset(reset, 0.0, shift(initial, h))
+    d_decay = packed(multiply(conjugate(pair(seen)), pair(g)))
+    d_initial = where_reset(reset[0], 0.0, packed(multiply(back, pair(g[0]))))
+    return d_decay.sum((0, 1)), sum_of_copies(g, width), None, d_initial
+
+
+_linear_recurrence.defvjp(linear_forward, linear_backward)
+
+
+def associative_recurrence(decay, u, reset, initial):
+    """Spans of time are joined pairwise; a span is (λ^steps, was there a reset, its last state if it began at 0)."""
+
+    def times(p, q):
+        return packed(multiply(pair(p), pair(q)))
+
+    u = u.at[0].add(where_reset(reset[0], 0.0, times(decay, initial)))
+    # λ^steps is the same for the whole batch: [T, 1, 2 K]. |λ^steps| <= 1, so that nothing overflows, at any T.
+    power = jnp.broadcast_to(decay, (len(reset), 1, len(decay)))
 
     def join(left, right):
         (left_power, left_reset, left_state), (right_power, right_reset, right_state) = left, right
-        # The reset belongs to the operator: a reset in the right span hides the left one, and the span remembers
-        # a reset in either half.
-        flag = right_reset.reshape(right_reset.shape + (1,) * (left_state[0].ndim - 2))
-        hidden = jax.tree.map(lambda part: jnp.where(flag, 0.0, part), multiply(right_power, left_state))
-        return multiply(left_power, right_power), left_reset | right_reset, add(hidden, right_state)
+        # The reset belongs to the operator: one in the right span hides the left span, and the joined span
+        # remembers a reset in either of them.
+        state = jnp.where(right_reset[..., None], 0.0, times(right_power, left_state)) + right_state
+        return times(left_power, right_power), left_reset | right_reset, state
 
-    return jax.lax.associative_scan(join, (power, reset, inputs))[2]
+    return jax.lax.associative_scan(join, (power, reset, u))[2]
+
+
+def pair(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(real, imaginary) of a complex vector that is stored as (real ‖ imaginary)."""
+    half = vector.shape[-1] // 2
+    return vector[..., :half], vector[..., half:]
+
+
+def packed(p) -> jax.Array:
+    """The inverse of `pair`."""
+    return jnp.concatenate(p, axis=-1)
 
 
 def multiply(p, q):
-    """The product of complex numbers as pairs."""
     return p[0] * q[0] - p[1] * q[1], p[0] * q[1] + p[1] * q[0]
 
 
 def add(p, q):
-    """The sum of complex numbers as pairs; None is an imaginary part of zero."""
-    return p[0] + q[0], p[1] if q[1] is None else p[1] + q[1]
+    return p[0] + q[0], p[1] + q[1]
+
+
+def conjugate(p):
+    return p[0], -p[1]
+
+
+def polar(radius: jax.Array, angle: jax.Array) -> jax.Array:
+    """radius · exp(i angle) as (real ‖ imaginary)."""
+    return jnp.concatenate([radius * jnp.cos(angle), radius * jnp.sin(angle)], axis=-1)
+
+
+def copies(u: jax.Array, width: int) -> jax.Array:
+    """What u adds to the state: u itself if complex; if real, copies of it as real part, and an imaginary part of 0."""
+    if u.shape[-1] == width:
+        return u
+    real = jnp.tile(u, width // 2 // u.shape[-1])
+    return jnp.concatenate([real, jnp.zeros_like(real)], axis=-1)
+
+
+def sum_of_copies(g: jax.Array, width: int) -> jax.Array:
+    """The transpose of `copies`, for the gradient."""
+    if width == g.shape[-1]:
+        return g
+    real, _ = pair(g)
+    return real.reshape(*real.shape[:-1], -1, width).sum(-2)
 
 
 def trace_durability(alpha, beta: float = 0.01):
@@ -295,17 +447,12 @@ class FFM(Memory):
     """How the recurrence is computed: see `linear_recurrence`."""
 
     def initialize_carry(self, batch_size: int):
-        S = jnp.zeros((batch_size, self.trace_size, self.context_size))
-        return S, S
+        return jnp.zeros((batch_size, 2 * self.context_size * self.trace_size))  # (Re S ‖ Im S), context by context
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
         self.check(carry, x, reset)
         m, c, N = self.trace_size, self.context_size, self.features
-
-        def linear(name, inputs, width):
-            kernel = self.weight(f"{name}_kernel", nn.initializers.lecun_normal(), inputs.shape[-1], width)
-            return inputs @ kernel + self.weight(f"{name}_bias", nn.initializers.zeros, width)
 
         alpha, omega = initial_alpha(m), initial_omega(c)
         if self.decay and self.learn_decay:
@@ -314,21 +461,31 @@ class FFM(Memory):
             omega = self.weight("omega", lambda key, shape: initial_omega(c), c)
         radius = jnp.exp(-jnp.abs(alpha)) if self.decay else jnp.ones(m)
         angle = -omega if self.oscillation else jnp.zeros(c)
-        gamma = jnp.outer(radius, jnp.cos(angle)), jnp.outer(radius, jnp.sin(angle))  # [m, c] each
+        gamma = polar(jnp.tile(radius, c), jnp.repeat(angle, m))  # [2 c m]
 
-        trace = linear("l1", x, m)  # [T, B, m]
-        if self.input_gate:
-            trace *= nn.sigmoid(linear("l2", x, m))
-        states = linear_recurrence(gamma, (trace[..., None], None), reset, carry, self.form)  # [T, B, m, c] each
-        flat = [part.reshape(*x.shape[:2], m * c) for part in states]
-        z = linear("l3", jnp.concatenate(flat, axis=-1), N)  # [T, B, N]
-        z, residual = normalize(z), linear("l5", x, N)
-        if self.output_gate:
-            gate = nn.sigmoid(linear("l4", x, N))
-            y = z * gate + residual * (1 - gate)
-        else:
-            y = z + residual
-        return jax.tree.map(lambda part: part[-1], states), y
+        l1, l3, l5 = (
+            self.linear("l1", x.shape[-1], m),
+            self.linear("l3", 2 * c * m, N),
+            self.linear("l5", x.shape[-1], N),
+        )
+        l2 = self.linear("l2", x.shape[-1], m) if self.input_gate else None
+        l4 = self.linear("l4", x.shape[-1], N) if self.output_gate else None
+
+        def sequence(S, x, reset):
+            trace = l1(x) * nn.sigmoid(l2(x)) if l2 else l1(x)  # [T, B, m]
+            S = linear_recurrence(gamma, trace, reset, S, self.form)  # [T, B, 2 c m]
+            z = normalize(l3(S))  # [T, B, N]
+            if l4:
+                gate = nn.sigmoid(l4(x))
+                return S[-1], z * gate + l5(x) * (1 - gate)
+            return S[-1], z + l5(x)
+
+        return through_time(sequence, carry, x, reset)
+
+    def linear(self, name: str, inputs: int, outputs: int) -> Callable:
+        kernel = self.weight(f"{name}_kernel", nn.initializers.lecun_normal(), inputs, outputs)
+        bias = self.weight(f"{name}_bias", nn.initializers.zeros, outputs)
+        return lambda x: product(x, kernel) + bias
 
     def interpretation(self, params: dict) -> dict[str, jax.Array]:
         """How long each trace lasts and after how long each context repeats, in steps (∞: never)."""
@@ -372,8 +529,7 @@ class LRU(Memory):
     """How the recurrence is computed: see `linear_recurrence`."""
 
     def initialize_carry(self, batch_size: int):
-        h = jnp.zeros((batch_size, self.features))
-        return h, h
+        return jnp.zeros((batch_size, 2 * self.features))  # (Re h ‖ Im h)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
@@ -385,14 +541,17 @@ class LRU(Memory):
         B = self.weight("B", nn.initializers.normal((2 * F) ** -0.5), F, 2 * N)
         C = self.weight("C", nn.initializers.normal(N**-0.5), 2 * N, N)
         D = self.weight("D", nn.initializers.normal(1.0), N)
-        u = jnp.split(x @ (B * jnp.exp(jnp.tile(gamma, 2))), 2, axis=-1)  # [T, B, N] each
-        states = linear_recurrence(decay, tuple(u), reset, carry, self.form)  # [T, B, N] each
-        y = jnp.concatenate(states, axis=-1) @ C + D * x
-        return jax.tree.map(lambda part: part[-1], states), y
+        B = B * jnp.exp(jnp.tile(gamma, 2))
+
+        def sequence(h, x, reset):
+            h = linear_recurrence(decay, product(x, B), reset, h, self.form)  # [T, B, 2N]
+            return h[-1], product(h, C) + D * x
+
+        return through_time(sequence, carry, x, reset)
 
 
 def modes(cell: Memory, N: int, suffix: str = ""):
-    """N random modes as parameters of a cell with r_min, r_max, max_phase: λ as a pair [N], and ν."""
+    """N random modes as parameters of a cell with r_min, r_max, max_phase: λ [2 N], and ν [N]."""
     require(
         0 <= cell.r_min < cell.r_max <= 1 and 0 < cell.max_phase <= 2 * math.pi,
         f"{type(cell).__name__}: needs 0 <= r_min < r_max <= 1 and 0 < max_phase <= 2π, "
@@ -404,8 +563,7 @@ def modes(cell: Memory, N: int, suffix: str = ""):
     theta = cell.weight(
         f"theta{suffix}", lambda key, shape: draw_theta(jax.random.uniform(key, shape), cell.max_phase), N
     )
-    radius, phase = jnp.exp(-jnp.exp(nu)), jnp.exp(theta)
-    return (radius * jnp.cos(phase), radius * jnp.sin(phase)), nu
+    return polar(jnp.exp(-jnp.exp(nu)), jnp.exp(theta)), nu
 
 
 def draw_nu(uniform: jax.Array, r_min: float, r_max: float) -> jax.Array:
@@ -477,13 +635,48 @@ class DeepESN(Reservoir):
         W_rec = self.weight(f"W_rec_{i}", scaled_to_spectral_radius(self.spectral_radius), N, N)
         b = self.weight(f"b_{i}", nn.initializers.normal(self.bias_scaling), N)
 
-        def step(h, now):
-            driven, reset = now
-            h = where_reset(reset, 0.0, h)
-            h = (1 - self.leak) * h + self.leak * jnp.tanh(driven + h @ W_rec)
-            return h, h
+        def sequence(h, u, reset):
+            h = leaky_recurrence(self.leak, W_rec, product(u, W_in) + b, reset, h)
+            return h[-1], h
 
-        return jax.lax.scan(step, h, (u @ W_in + b, reset))
+        return through_time(sequence, h, u, reset)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def leaky_recurrence(leak: float, W: jax.Array, inputs: jax.Array, reset: jax.Array, initial: jax.Array):
+    """All h_t = (1 - α) h_{t-1} + α tanh(inputs_t + h_{t-1} W), [T, B, N]; its gradient as in `gru_recurrence`."""
+    return leaky_forward(leak, W, inputs, reset, initial)[0]
+
+
+def leaky_forward(leak, W, inputs, reset, initial):
+    def step(h, now):
+        inputs, reset = now
+        h = where_reset(reset, 0.0, h)
+        c = jnp.tanh(inputs + h @ W)
+        h = (1 - leak) * h + leak * c
+        return h, (h, c)
+
+    h, c = jax.lax.scan(step, initial, (inputs, reset))[1]
+    return h, (W, reset, initial, h, c)
+
+
+def leaky_backward(leak, saved, dh):
+    W, reset, initial, h, c = saved
+    W_transposed = W.T  # once, not at every step
+
+    def step(dh_after, now):
+        dh, c, reset = now
+        dh = dh + dh_after
+        d_inputs = leak * dh * (1 - c * c)
+        dh = (1 - leak) * dh + d_inputs @ W_transposed
+        return where_reset(reset, 0.0, dh), d_inputs
+
+    d_initial, d_inputs = jax.lax.scan(step, jnp.zeros_like(initial), (dh, c, reset), reverse=True)
+    before = where_reset(reset, 0.0, shift(initial, h))
+    return outer_product(before, d_inputs), d_inputs, None, d_initial
+
+
+leaky_recurrence.defvjp(leaky_forward, leaky_backward)
 
 
 def scaled_to_spectral_radius(target: float) -> Callable:
@@ -578,22 +771,24 @@ class ParalESN(Reservoir):
     """How the recurrence is computed: see `linear_recurrence`."""
 
     def initialize_layer(self, batch_size: int):
-        h = jnp.zeros((batch_size, self.features))
-        return h, h
+        return jnp.zeros((batch_size, 2 * self.features))  # (Re h ‖ Im h)
 
     def layer(self, i: int, h, u: jax.Array, reset: jax.Array):
         N, F, k, a = self.features, u.shape[-1], self.kernel_size, self.leak
         require(0 < a <= 1, f"ParalESN: leak must be in (0, 1], not {a}")
         require(0 < k <= N, f"ParalESN: kernel_size must be in [1, features], not {k}")
-        (re, im), _ = modes(self, N, f"_{i}")
+        decay = a * modes(self, N, f"_{i}")[0] + (1 - a) * jnp.repeat(jnp.array([1.0, 0.0]), N)
         W_in = self.weight(f"W_in_{i}", nn.initializers.normal(self.input_scaling * (2 * F) ** -0.5), F, 2 * N)
         b = self.weight(f"b_{i}", nn.initializers.normal(self.bias_scaling), 2 * N)
         C = self.weight(f"C_{i}", nn.initializers.normal(k**-0.5), 2, k)
         c = self.weight(f"c_{i}", nn.initializers.normal(self.bias_scaling), N)
-        inputs = jnp.split(a * (u @ W_in + b), 2, axis=-1)
-        states = linear_recurrence(((1 - a) + a * re, a * im), tuple(inputs), reset, h, self.form)  # [T, B, N] each
-        q = jnp.tanh(convolve(states[0], C[0]) - convolve(states[1], C[1]) + c)
-        return jax.tree.map(lambda part: part[-1], states), q
+
+        def sequence(h, u, reset):
+            h = linear_recurrence(decay, a * (product(u, W_in) + b), reset, h, self.form)  # [T, B, 2N]
+            real, imaginary = jnp.split(h, 2, axis=-1)
+            return h[-1], jnp.tanh(convolve(real, C[0]) - convolve(imaginary, C[1]) + c)
+
+        return through_time(sequence, h, u, reset)
 
 
 def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -37,11 +37,17 @@ def as_float64(tree):
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
+def as_complex(packed):
+    real, imaginary = np.split(np.asarray(packed, np.float64), 2, axis=-1)
+    return real + 1j * imaginary
+
+
 def test_gru():
     cell = GRU(N)
     params, carry, x, reset = scenario(cell)
-    (W_z, W_r, W_c), (b_z, b_r, b_c) = (np.split(as_float64(params[name]), 3, axis=-1) for name in ("W", "b"))
-    (U_z, U_r), U_c = np.split(as_float64(params["U_zr"]), 2, axis=-1), as_float64(params["U_c"])
+    (W_z, W_r, W_c), (U_z, U_r, U_c), (b_z, b_r, b_c) = (
+        [as_float64(params[f"{name}_{gate}"]) for gate in "zrc"] for name in "WUb"
+    )
     final, y = cell.apply({"params": params}, carry, x, reset)
     for b in range(B):
         h = as_float64(carry)[b]
@@ -82,14 +88,14 @@ def test_ffm_and_its_ablations(ablated):
         return v @ p[f"{name}_kernel"] + p[f"{name}_bias"]
 
     for b in range(B):
-        S = as_float64(carry[0])[b] + 1j * as_float64(carry[1])[b]
+        S = as_complex(carry[b]).reshape(c, m).T
         for t in range(T):
             o = as_float64(x)[t, b]
             if reset[t, b]:
                 S = np.zeros((m, c))
             trace = linear("l1", o) * (1 if ablated == "input_gate" else sigmoid(linear("l2", o)))  # Eq. 14
             S = gamma * S + trace[:, None]  # Eq. 12, 15
-            z = linear("l3", np.concatenate([S.real.ravel(), S.imag.ravel()]))  # Eq. 16
+            z = linear("l3", np.concatenate([S.real.T.ravel(), S.imag.T.ravel()]))  # Eq. 16
             normed = (z - z.mean()) / np.sqrt(z.var() + 1e-6)
             if ablated == "output_gate":
                 expected = normed + linear("l5", o)
@@ -97,8 +103,7 @@ def test_ffm_and_its_ablations(ablated):
                 gate = sigmoid(linear("l4", o))
                 expected = normed * gate + linear("l5", o) * (1 - gate)  # Eq. 17
             np.testing.assert_allclose(y[t, b], expected, rtol=2e-5, atol=5e-6)
-        np.testing.assert_allclose(final[0][b], S.real, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(final[1][b], S.imag, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(as_complex(final[b]).reshape(c, m).T, S, rtol=1e-5, atol=1e-6)
 
 
 def test_ffm_interpretation():

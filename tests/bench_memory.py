@@ -1,0 +1,200 @@
+"""Times every unit of memory.py beside its peers, in one process, on the same inputs, resets and loss.
+
+    python tests/bench_memory.py                                # everything: hours on two cores
+    python tests/bench_memory.py --batch 16 --steps 1024        # a part of it; parts add up in the JSON file
+    python tests/bench_memory.py --units LRU --batch 16 --steps 128 1024 8192
+    python tests/bench_memory.py --report                       # docs/memory_benchmark.json -> docs/memory_benchmark.md
+
+The peers are flax.linen's GRUCell in a scan, and the LRU and FFM of memax and memorax, where they are installed:
+`pip install memax==0.1.1 memorax==1.0.1 equinox`. All contenders of one size take turns, so that whatever else the
+machine does slows all of them; what is reported is each one's fastest turn, and what is promised is ratios.
+
+Forward is the loss mean(y²). Forward+backward is its gradient for the parameters and the input; for a frozen unit, for
+the input alone. Each contender gets its own memory layout (time or batch first), so nobody pays for a transposition.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+import memory
+
+FEATURES = 256
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Contenders: name -> (parameters, apply(parameters, x, reset) -> y, is time first?)
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def ours(cell):
+    def make(x, reset):
+        carry = cell.initialize_carry(x.shape[1])
+        params = cell.init(jax.random.key(0), carry, x[:1], reset[:1])
+        return params, lambda params, x, reset: cell.apply(params, carry, x, reset)[1], True
+
+    return make
+
+
+def flax_gru(x, reset):
+    cell = nn.GRUCell(FEATURES)
+    h = jnp.zeros((x.shape[1], FEATURES))
+
+    def apply(params, x, reset):
+        def step(h, now):
+            x, reset = now
+            return cell.apply(params, jnp.where(reset[:, None], 0.0, h), x)
+
+        return jax.lax.scan(step, h, (x, reset))[1]
+
+    return cell.init(jax.random.key(0), h, x[0]), apply, True
+
+
+def memax_lru(x, reset):
+    from memax.linen.semigroups.lru import LRU
+
+    algebra = LRU.default_algebra(recurrent_size=FEATURES)
+    model = LRU(algebra, LRU.default_scan(), hidden_size=FEATURES, recurrent_size=FEATURES)
+    carry = model.zero_carry()
+    params = model.init(jax.random.key(0), carry, (x[:2, 0], reset[:2, 0]))
+    one = lambda params, x, reset: model.apply(params, carry, (x, reset))[1]  # noqa: E731
+    return params, jax.vmap(one, in_axes=(None, 0, 0)), False
+
+
+def memax_ffm(trace_size, context_size):
+    def make(x, reset):
+        import equinox
+        from memax.equinox.semigroups.ffm import FFM
+
+        model = FFM(FEATURES, trace_size, context_size, key=jax.random.key(0))
+        params, static = equinox.partition(model, equinox.is_inexact_array)
+
+        def one(params, x, reset):
+            model = equinox.combine(params, static)
+            return model(model.initialize_carry(), (x, reset))[1]
+
+        return params, jax.vmap(one, in_axes=(None, 0, 0)), False
+
+    return make
+
+
+def memorax(cell_name, **sizes):
+    def make(x, reset):
+        from memorax.networks.sequence_models import ffm, lru
+        from memorax.networks.sequence_models.memoroid import Memoroid
+
+        model = Memoroid({"lru": lru.LRUCell, "ffm": ffm.FFMCell}[cell_name](features=FEATURES, **sizes))
+        x, reset = jnp.swapaxes(x, 0, 1), jnp.swapaxes(reset, 0, 1)
+        params = model.init(jax.random.key(0), x[:, :2], reset[:, :2].astype(jnp.float32))
+        return params, lambda params, x, reset: model.apply(params, x, reset.astype(jnp.float32))[1], False
+
+    return make
+
+
+CONTENDERS = {
+    "GRU": {
+        "trained": ours(memory.GRU(FEATURES)),
+        "frozen": ours(memory.GRU(FEATURES, freeze=True)),
+        "flax": flax_gru,
+    },
+    "LRU": {
+        "trained": ours(memory.LRU(FEATURES)),
+        "frozen": ours(memory.LRU(FEATURES, freeze=True)),
+        "memax": memax_lru,
+        "memorax": memorax("lru", hidden_dim=FEATURES),
+    },
+    "FFM": {  # the default size
+        "trained": ours(memory.FFM(FEATURES)),
+        "frozen": ours(memory.FFM(FEATURES, freeze=True)),
+        "memax": memax_ffm(32, 4),
+        "memorax": memorax("ffm", memory_size=32, context_size=4),
+    },
+    "FFM 4x64": {
+        "trained": ours(memory.FFM(FEATURES, trace_size=4, context_size=64)),
+        "frozen": ours(memory.FFM(FEATURES, trace_size=4, context_size=64, freeze=True)),
+        "memax": memax_ffm(4, 64),
+        "memorax": memorax("ffm", memory_size=4, context_size=64),
+    },
+} | {
+    name: {"trained": ours(cell(FEATURES)), "frozen": ours(cell(FEATURES, freeze=True))}
+    for name, cell in {"DeepESN": memory.DeepESN, "SRC": memory.SRC, "ParalESN": memory.ParalESN}.items()
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Measurement
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def programs(name, make, x, reset):
+    """The two compiled programs of a contender, their arguments, and the seconds it took to compile them."""
+    params, apply, time_first = make(x, reset)
+    if not time_first:
+        x, reset = jnp.swapaxes(x, 0, 1), jnp.swapaxes(reset, 0, 1)
+    loss = lambda params, x: jnp.square(apply(params, x, reset)).mean()  # noqa: E731
+    differentiated = 1 if name == "frozen" else (0, 1)
+    for pass_name, function in [("forward", loss), ("forward+backward", jax.grad(loss, differentiated))]:
+        start = time.perf_counter()
+        compiled = jax.jit(function).lower(params, x).compile()
+        yield pass_name, compiled, (params, x), time.perf_counter() - start
+
+
+def measure(contenders, batch, steps, seconds):
+    """Milliseconds of each contender's fastest turn, compile seconds, and gigaflops of the compiled program."""
+    x = jax.random.normal(jax.random.key(1), (steps, batch, FEATURES))
+    reset = jax.random.bernoulli(jax.random.key(2), 1 / 100, (steps, batch))
+    runs = {}
+    for name, make in contenders.items():
+        try:
+            for pass_name, compiled, arguments, compile_seconds in programs(name, make, x, reset):
+                runs[name, pass_name] = {"compile_s": round(compile_seconds, 2)}, compiled, arguments, []
+        except ImportError as error:
+            print(f"    {name} is left out: {error}")
+    for _, compiled, arguments, _ in runs.values():
+        jax.block_until_ready(compiled(*arguments))
+    deadline, rounds = time.perf_counter() + seconds, 0
+    while rounds < 3 or (time.perf_counter() < deadline and rounds < 30):
+        for _, compiled, arguments, times in runs.values():
+            start = time.perf_counter()
+            jax.block_until_ready(compiled(*arguments))
+            times.append(time.perf_counter() - start)
+        rounds += 1
+    results = {}
+    for (name, pass_name), (result, _, _, times) in runs.items():
+        milliseconds = sorted(1e3 * t for t in times)
+        result |= {"ms": round(milliseconds[0], 2), "median_ms": round(milliseconds[len(times) // 2], 2)}
+        results.setdefault(name, {})[pass_name] = result | {"turns": len(times)}
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--units", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 16])
+    parser.add_argument("--steps", nargs="+", type=int, default=[128, 1024, 8192])
+    parser.add_argument("--seconds", type=float, default=20, help="how long the contenders of one size take turns")
+    parser.add_argument("--only", nargs="+", help="time these contenders alone, e.g. trained frozen")
+    parser.add_argument("--json", type=Path, default=DOCS / "memory_benchmark.json")
+    args = parser.parse_args()
+    for unit in args.units:
+        for batch in args.batch:
+            for steps in args.steps:
+                print(f"{unit}, batch {batch}, T = {steps}", flush=True)
+                contenders = {k: v for k, v in CONTENDERS[unit].items() if not args.only or k in args.only}
+                results = measure(contenders, batch, steps, args.seconds)
+                for name, passes in results.items():
+                    for pass_name, result in passes.items():
+                        print(f"    {name:8} {pass_name:16} " + "  ".join(f"{k} {v}" for k, v in result.items()))
+                stored = json.loads(args.json.read_text()) if args.json.exists() else {}
+                stored[f"{unit}, batch {batch}, T = {steps}"] = results
+                args.json.write_text(json.dumps(stored, indent=1))
+
+
+if __name__ == "__main__":
+    main()
