@@ -37,11 +37,11 @@ class AutoencodeParams:
 class AutoencodeState:
     time: jnp.ndarray  # int32: steps played
     deck: jnp.ndarray  # int32 [4]: see deck.py
-    stack: jnp.ndarray  # int8 [num_cards]: the suits to name, the next one first; small, because it moves at every step
+    suits: jnp.ndarray  # int8 [num_cards]: the suits shown so far, in order
 
 
 def observe(mode, suit):
-    return jnp.concatenate([deck.one_hot(mode, 2), deck.one_hot(suit, deck.SUITS)])
+    return deck.two_one_hots(mode, 2, suit, deck.SUITS)
 
 
 class Autoencode(Environment):
@@ -50,8 +50,8 @@ class Autoencode(Environment):
 
     def start(self, words, params):
         suit, cards = deck.deal(words[0], deck.full(deck.SUITS, params.num_decks))
-        stack = jnp.zeros(params.num_cards, jnp.int8).at[0].set(suit.astype(jnp.int8))
-        return observe(WATCH, suit), AutoencodeState(jnp.int32(0), cards, stack)
+        suits = jnp.full(params.num_cards, suit.astype(jnp.int8))
+        return observe(WATCH, suit), AutoencodeState(jnp.int32(0), cards, suits)
 
     def move(self, words, state, action, params):
         time = state.time + 1
@@ -59,15 +59,15 @@ class Autoencode(Environment):
         suit, cards = deck.deal(words[0], state.deck)
         suit, cards = jnp.where(watching, suit, 0), jnp.where(watching, cards, 0)
 
-        pushed = jnp.append(suit.astype(jnp.int8), state.stack[:-1])
-        popped = jnp.append(state.stack[1:], jnp.int8(0))
-        stack = jnp.where(watching, pushed, popped)
+        is_new = jnp.arange(params.num_cards) == time  # never true in play
+        suits = jnp.where(is_new, suit.astype(jnp.int8), state.suits)
 
+        answer = state.suits[params.max_steps_in_episode - time]  # from the last card, at time num_cards, to the first
         scale = 1 / params.num_cards
-        reward = jnp.where(watching, 0.0, jnp.where(action == state.stack[0], scale, -scale))
+        reward = jnp.where(watching, 0.0, jnp.where(action == answer, scale, -scale))
         mode = jnp.where(time < params.num_cards - 1, WATCH, PLAY)
         terminated = time == params.max_steps_in_episode
-        return observe(mode, suit), AutoencodeState(time, cards, stack), reward, terminated, False
+        return observe(mode, suit), AutoencodeState(time, cards, suits), reward, terminated, False
 
     def observation_space(self, params=None):
         return spaces.Box(0, 1, (2 + deck.SUITS,))

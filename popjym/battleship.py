@@ -46,27 +46,33 @@ class BattleshipState:
     next_placed: jnp.ndarray  # int32: how many ships of it are placed
 
 
-def try_to_place(words, fleet, placed, params):
-    """Place one more ship at random, from two random words; if it overlaps another, leave the fleet as it is.
+def try_to_place(word, fleet, placed, params):
+    """Place one more ship at random; if it overlaps another, leave the fleet as it is.
 
     To repeat this until it fits is what the original does. Its tries that leave the board are left out here: they are
     independent of where a ship ends up.
     """
-    sizes = jnp.array(params.ship_sizes)
-    ship_of_cell = np.repeat(np.arange(len(sizes)), params.ship_sizes)  # [12]: 0 0 1 1 1 2 2 2 3 3 3 3
+    ship_of_cell = np.repeat(np.arange(len(params.ship_sizes)), params.ship_sizes)  # [12]: 0 0 1 1 1 2 2 2 3 3 3 3
     cell_of_ship = np.concatenate([np.arange(size) for size in params.ship_sizes])  # [12]: 0 1 0 1 2 0 1 2 0 1 2 3
+    is_new = ship_of_cell == placed  # [12]; nowhere true when all are placed
+    ship_size = jnp.sum(is_new)
 
-    is_ship = ship_of_cell == placed  # [12]; never true when all are placed
-    ship_size = jnp.sum(is_ship)
-    line = prng.below(words[0], params.size)
-    along_row = (words[0] & 1) == 0  # the lowest bit of the word does not influence `line`
-    offset = prng.below(words[1], params.size - ship_size + 1)
-    origin = jnp.where(along_row, line * params.size + offset, offset * params.size + line)
-    cells = jnp.where(is_ship, origin + jnp.where(along_row, 1, params.size) * cell_of_ship, EMPTY)  # [12]
+    # Three random numbers from one word: the fraction of word * n / 2^32 is random, too.
+    places = jnp.uint32(params.size - ship_size + 1)
+    line = prng.below(word, params.size)
+    begin = prng.below(word * params.size, places)
+    along_row = word * params.size * places < jnp.uint32(2**31)
 
-    overlaps = jnp.any((cells[:, None] == fleet) & (cells[:, None] != EMPTY))
-    fleet = jnp.where(is_ship & ~overlaps, cells, fleet)
-    return fleet, placed + jnp.where(overlaps | (ship_size == 0), 0, 1)
+    row, column = fleet // params.size, fleet % params.size  # [12]; row -1 for ships that are not placed
+    across, along = jnp.where(along_row, row, column), jnp.where(along_row, column, row)
+    overlaps = jnp.any((across == line) & (along >= begin) & (along < begin + ship_size) & (fleet != EMPTY))
+    fits = (ship_size > 0) & ~overlaps
+
+    first, step = (
+        jnp.where(along_row, line * params.size + begin, begin * params.size + line),
+        jnp.where(along_row, 1, params.size),
+    )
+    return jnp.where(is_new & fits, first + step * cell_of_ship, fleet), placed + fits
 
 
 def place_all(seed, fleet, placed, wanted, params):
@@ -76,9 +82,9 @@ def place_all(seed, fleet, placed, wanted, params):
         return wanted & (carry[1] < len(params.ship_sizes))
 
     def place(carry):
-        fleet, placed, count = carry
-        left, right = prng.threefry(seed, count)
-        return *try_to_place((left, right), fleet, placed, params), count + 1
+        fleet, placed, tries = carry
+        word, _ = prng.threefry(seed, tries)
+        return *try_to_place(word, fleet, placed, params), tries + jnp.uint32(1)
 
     return jax.lax.while_loop(incomplete, place, (fleet, placed, jnp.uint32(0)))[:2]
 
@@ -90,7 +96,8 @@ def new_episode(fleet, params):
 
 class Battleship(Environment):
     start_words = 2
-    move_words = 4
+    move_words = 3
+    restart_words = 0
 
     def start(self, words, params):
         no_ships = jnp.full(params.ship_cells, EMPTY, jnp.int32)
@@ -111,8 +118,8 @@ class Battleship(Environment):
 
         # A whole fleet at every auto-reset would be placed at every step of every environment, to be used once in an
         # episode. So every step tries to place one ship of the next fleet, and the last step places what is left.
-        next_fleet, next_placed = try_to_place(words[:2], state.next_fleet, state.next_placed, params)
-        next_fleet, next_placed = place_all(words[2:], next_fleet, next_placed, terminated | truncated, params)
+        next_fleet, next_placed = try_to_place(words[0], state.next_fleet, state.next_placed, params)
+        next_fleet, next_placed = place_all(words[1:], next_fleet, next_placed, terminated | truncated, params)
 
         state = BattleshipState(time, state.fleet, sunk, next_fleet, next_placed)
         return deck.one_hot(hit, 2), state, reward, terminated, truncated

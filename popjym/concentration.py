@@ -17,6 +17,7 @@ remember      what has been seen where. The observation shows a card that is not
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from popjym import deck, spaces
@@ -41,67 +42,69 @@ class ConcentrationParams:
         return math.ceil(2 * n - n / (2 * n - 1))
 
 
+def entries(params):
+    """Of every entry of the observation: its place on the table, and what it stands for: a kind, or face down."""
+    return np.divmod(np.arange(params.num_cards * (params.kinds + 1)), params.kinds + 1)
+
+
 @struct.dataclass
 class ConcentrationState:
     time: jnp.ndarray  # int32: steps played
     deck: jnp.ndarray  # int32 [kinds]: the cards nobody has turned yet; see deck.py
     table: jnp.ndarray  # int8 [num_cards]: the kind of every card that has been turned, -1 elsewhere
     found: jnp.ndarray  # bool [num_cards]: face up for good
+    shown: jnp.ndarray  # bool [num_cards (kinds + 1)]: the table with these face up, as it is observed
     first: jnp.ndarray  # int32: place of the first card of this try, or -1
-
-
-def look(table, is_here):
-    """The kind of the card at the one place where is_here is true."""
-    return jnp.sum(jnp.where(is_here, table, 0), dtype=jnp.int32)
-
-
-def observe(table, face_up, params):
-    shown = jnp.where(face_up, table, params.kinds)  # [num_cards]
-    return (shown[:, None] == jnp.arange(params.kinds + 1)).astype(jnp.float32).reshape(-1)
 
 
 class Concentration(Environment):
     move_words = 1
 
     def start(self, words, params):
+        _, kind_of_entry = entries(params)
         state = ConcentrationState(
             time=jnp.int32(0),
             deck=deck.full(params.kinds, params.num_decks),
             table=jnp.full(params.num_cards, NO_CARD, jnp.int8),
             found=jnp.zeros(params.num_cards, bool),
+            shown=jnp.array(kind_of_entry == params.kinds),
             first=jnp.int32(NO_CARD),
         )
-        return observe(state.table, state.found, params), state
+        return state.shown.astype(jnp.float32), state
 
     def move(self, words, state, action, params):
         time = state.time + 1
-        place = jnp.clip(action, 0, params.num_cards - 1)
-        is_here = jnp.arange(params.num_cards) == place
-        is_first = jnp.arange(params.num_cards) == state.first
+        here = jnp.clip(action, 0, params.num_cards - 1)
+        is_second = state.first != NO_CARD
+        already_up = state.found[here]
 
         # A card that nobody has seen can be any of the unseen cards: it is dealt when it is turned for the first time.
         kind, fewer_cards = deck.deal(words[0], state.deck)
-        seen_kind = look(state.table, is_here)
+        seen_kind = state.table[here].astype(jnp.int32)
         unseen = seen_kind == NO_CARD
         kind = jnp.where(unseen, kind, seen_kind)
         cards = jnp.where(unseen, fewer_cards, state.deck)
-        table = jnp.where(is_here, kind.astype(jnp.int8), state.table)
+        first_kind = state.table[state.first].astype(jnp.int32)
 
-        is_second_of_try = state.first != NO_CARD
-        already_up = jnp.any(state.found & is_here)
-        matches = (look(table, is_first) == kind) & (place != state.first)
-        pair = is_second_of_try & ~already_up & matches
-        found = state.found | (pair & (is_here | is_first))
-
-        failed = already_up | (is_second_of_try & ~matches)
-        cards_of_try = jnp.where(is_second_of_try, 2, 1)
+        matches = is_second & (kind == first_kind) & (here != state.first)
+        pair = matches & ~already_up
+        failed = already_up | (is_second & ~matches)
+        cards_of_try = jnp.where(is_second, 2, 1)
         reward = jnp.where(failed, -cards_of_try / params.max_steps_in_episode, 0.0)
         reward = jnp.where(pair, 1 / (params.num_cards // 2), reward)
 
-        first = jnp.where(is_second_of_try | already_up, NO_CARD, place)
-        obs = observe(table, state.found | is_here | is_first, params)
-        state = ConcentrationState(time, cards, table, found, first)
-        return obs, state, reward, jnp.all(found), time >= params.max_steps_in_episode
+        place = jnp.arange(params.num_cards)
+        table = jnp.where(place == here, kind.astype(jnp.int8), state.table)
+        found = state.found | (pair & ((place == here) | (place == state.first)))
+
+        place, kind_of_entry = entries(params)  # [num_cards (kinds + 1)]
+        obs = jnp.where(place == state.first, kind_of_entry == first_kind, state.shown)
+        obs = jnp.where(place == here, kind_of_entry == kind, obs)
+        shown = jnp.where(pair, obs, state.shown)
+
+        first = jnp.where(is_second | already_up, NO_CARD, here)
+        state = ConcentrationState(time, cards, table, found, shown, first)
+        return obs.astype(jnp.float32), state, reward, jnp.all(found), time >= params.max_steps_in_episode
 
     def observation_space(self, params=None):
         params = params or self.default_params

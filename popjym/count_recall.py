@@ -44,9 +44,8 @@ def deal(words, time, cards, queries, params):
     """Deal from both decks: the observation, and the state that knows the answer."""
     kind, cards = deck.deal(words[0], cards)
     query, queries = deck.deal(words[1], queries)
-    dealt = params.cards_of_a_kind - jnp.diff(cards, prepend=0)  # [kinds]
-    answer = jnp.sum(jnp.where(jnp.arange(params.kinds) == query, dealt, 0))
-    obs = jnp.concatenate([deck.one_hot(kind, params.kinds), deck.one_hot(query, params.kinds)])
+    answer = params.cards_of_a_kind - deck.count(cards, query)
+    obs = deck.two_one_hots(kind, params.kinds, query, params.kinds)
     return obs, CountRecallState(time, cards, queries, answer)
 
 

@@ -24,5 +24,16 @@ def deal(word, deck):
     return jnp.sum(~card_is_at_most, dtype=jnp.int32), deck - card_is_at_most
 
 
+def count(deck, kind):
+    """How many cards of a kind have not been dealt."""
+    return deck[kind] - jnp.where(kind == 0, 0, deck[kind - 1])
+
+
 def one_hot(kind, kinds):
     return (kind == jnp.arange(kinds)).astype(jnp.float32)
+
+
+def two_one_hots(a, num_a, b, num_b):
+    """one_hot(a) and one_hot(b), concatenated. (As a comparison, which XLA vectorises; it does not a concatenation.)"""
+    place = jnp.arange(num_a + num_b)
+    return jnp.where(place < num_a, place == a, place - num_a == b).astype(jnp.float32)

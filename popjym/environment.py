@@ -20,6 +20,10 @@ class Environment(abc.ABC):
     start_words = 0  # a game that needs many takes two as the key of further ones
     move_words = 0
 
+    @property
+    def restart_words(self):
+        return self.start_words
+
     def __init__(self, name, default_params):
         self.name = name
         self.default_params = default_params
@@ -75,7 +79,7 @@ class Environment(abc.ABC):
 
     @partial(jax.jit, static_argnums=0)
     def _step(self, key, state, action, params):
-        words = prng.words(key, self.move_words + self.start_words)
+        words = prng.words(key, self.move_words + self.restart_words)
         obs, state, reward, done, info = self._move(words[: self.move_words], state, action, params)
         # Under vmap both branches of a cond are computed for every environment, so a select says the same in fewer
         # words. It also means that `restart` runs at every step: it has to be cheap.

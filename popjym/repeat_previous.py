@@ -31,7 +31,7 @@ class RepeatPreviousParams:
 class RepeatPreviousState:
     time: jnp.ndarray  # int32: steps played
     deck: jnp.ndarray  # int32 [4]: see deck.py
-    recent: jnp.ndarray  # int32 [k]: the last k suits, newest last
+    recent: jnp.ndarray  # int32 [k]: the last k suits; the one dealt at time t is at t % k
 
 
 class RepeatPrevious(Environment):
@@ -40,17 +40,17 @@ class RepeatPrevious(Environment):
 
     def start(self, words, params):
         suit, cards = deck.deal(words[0], deck.full(deck.SUITS, params.num_decks))
-        recent = jnp.zeros(params.k, jnp.int32).at[-1].set(suit)
+        recent = jnp.full(params.k, suit)
         return deck.one_hot(suit, deck.SUITS), RepeatPreviousState(jnp.int32(0), cards, recent)
 
     def move(self, words, state, action, params):
         time = state.time + 1
-        right = action == state.recent[0]
+        right = action == state.recent[time % params.k]
         scale = 1 / (deck.CARDS * params.num_decks - params.k)
         reward = jnp.where(time < params.k, 0.0, jnp.where(right, scale, -scale))
 
         suit, cards = deck.deal(words[0], state.deck)
-        recent = jnp.append(state.recent[1:], suit)
+        recent = jnp.where(jnp.arange(params.k) == time % params.k, suit, state.recent)
         terminated = time == params.max_steps_in_episode
         return deck.one_hot(suit, deck.SUITS), RepeatPreviousState(time, cards, recent), reward, terminated, False
 
