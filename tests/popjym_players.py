@@ -16,6 +16,18 @@ from popjym import stateless_cartpole, stateless_pendulum
 from popjym.multi_armed_bandit import pay_probability
 
 
+def original_name(env_id):
+    """The name of our id's class in the numpy package."""
+    for ours, theirs in (
+        ("StatelessCartPole", "PositionOnlyCartPole"),
+        ("StatelessPendulum", "PositionOnlyPendulum"),
+        ("Minesweeper", "MineSweeper"),
+        ("MultiArmedBandit", "MultiarmedBandit"),
+    ):
+        env_id = env_id.replace(ours, theirs)
+    return env_id
+
+
 class Player(NamedTuple):
     begin: Callable
     act: Callable

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32
-from popjym_players import all_knowing_clicker, all_knowing_gunner, random_player
+from popjym_players import all_knowing_clicker, all_knowing_gunner, original_name, random_player
 
 import popjym
 from popjym import deck, prng, spaces
@@ -71,12 +71,8 @@ def test_a_games_file_states_its_rules():
 @pytest.mark.parametrize("env_id", popjym.registered_envs)
 def test_spaces_are_the_originals(env_id):
     """One-hot where the original counts, row-major where it has rows and columns, and otherwise the same box."""
-    from test_popjym_original import ORIGINAL_NAMES  # noqa: PLC0415
-
     env, params = popjym.make(env_id)
-    level = env_id[-6:] if env_id.endswith("Medium") else env_id[-4:]
-    family = env_id.removesuffix(level)
-    original = getattr(popgym.envs, ORIGINAL_NAMES.get(family, family) + level)()
+    original = getattr(popgym.envs, original_name(env_id))()
 
     ours, theirs = env.observation_space(params), original.observation_space
     sizes = {

@@ -10,7 +10,7 @@ import numpy as np
 import popgym.envs
 import popjym_players as players
 import pytest
-from popjym_players import first_end, play, random_player
+from popjym_players import first_end, original_name, play, random_player
 
 import popjym
 from popjym import prng
@@ -18,15 +18,6 @@ from popjym.multi_armed_bandit import pay_probability
 
 SEEDS = 20
 LEVELS = ("Easy", "Medium", "Hard")
-# Where the original's class has another name.
-ORIGINAL_NAMES = {
-    "NoisyStatelessCartPole": "NoisyPositionOnlyCartPole",
-    "StatelessCartPole": "PositionOnlyCartPole",
-    "NoisyStatelessPendulum": "NoisyPositionOnlyPendulum",
-    "StatelessPendulum": "PositionOnlyPendulum",
-    "Minesweeper": "MineSweeper",
-    "MultiArmedBandit": "MultiarmedBandit",
-}
 
 
 class LoadedDice:
@@ -64,7 +55,7 @@ def rollouts(family, level, player, steps=None):
     keys = jax.random.split(jax.random.key(0), SEEDS)
     trace = play(env, params, player(env, params), keys, steps or params.max_steps_in_episode)
     for seed, length in enumerate(first_end(trace)):
-        original = getattr(popgym.envs, ORIGINAL_NAMES.get(family, family) + level)()
+        original = getattr(popgym.envs, original_name(family + level))()
         yield trace, seed, length, original, params
 
 
