@@ -12,6 +12,7 @@
 # Started again, it skips what is finished, resumes what was interrupted, and runs the rest. What failed is named at the
 # end, and the exit code is 1 then. PYTHON names the interpreter (default python).
 set -u
+shopt -s nullglob
 cd "$(dirname "$0")" || exit 1
 python=${PYTHON:-python}
 dry_run=false budget=1 seeds="" run_dir=runs/benchmark groups=() failed=()
@@ -31,7 +32,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ ${#groups[@]} -gt 0 ] || fail "name a group: ffm; see --help"
-awk -v b="$budget" 'BEGIN { exit !(b ~ /^[0-9.]+([eE]-?[0-9]+)?$/ && b > 0) }' || fail "--budget $budget: must be a positive number"
+awk -v b="$budget" 'BEGIN { exit !(b ~ /^[0-9.]+([eE]-?[0-9]+)?$/ && b > 0) }' ||
+  fail "--budget $budget: must be a positive number"
 [[ $seeds =~ ^([1-9][0-9]*)?$ ]] || fail "--seeds $seeds: must be a positive integer"
 
 execute() {
@@ -44,18 +46,19 @@ execute() {
   }
 }
 
-# run SCRIPT TASK MEMORY STEPS VARIANT FLAGS...: all seeds of one setting. MEMORY as in the run folder's name, e.g. gru-frozen;
-# STEPS published; VARIANT tells settings apart that differ in other flags, and is empty for the published one.
+# run SCRIPT TASK MEMORY STEPS VARIANT FLAGS...: all seeds of one setting. MEMORY is as in the run folder's name, such as
+# gru-frozen; STEPS are the published ones; VARIANT names what else is special about the setting, if anything.
 run() {
-  local script=$1 task=$2 memory=$3 steps=$4 name=$1${5:+-$5} flags=("${@:6}") folder seed first="" last
-  [[ $budget == 1 ]] || name+=-budget$budget
+  local script=$1 task=$2 memory=$3 steps=$4 name=$1${5:+-$5} flags=("${@:6}") folders folder seed first="" last
+  [[ $budget == 1 ]] || name+=-budget$budget # and never less than one rollout of 2048 steps
   flags=(--env "$task" --memory "${memory%-frozen}" "${flags[@]}" --exp-name "$name" --run-dir "$run_dir")
   [[ $memory == *-frozen ]] && flags+=(--frozen)
-  # At least one rollout of 2048 steps.
-  flags+=(--total-timesteps "$(awk -v s="$steps" -v b="$budget" 'BEGIN { n = int(s * b); print n < 2048 ? 2048 : n }')")
+  [[ $budget == 1 ]] || steps=$(awk -v s="$steps" -v b="$budget" 'BEGIN { n = int(s * b); print n < 2048 ? 2048 : n }')
+  flags+=(--total-timesteps "$steps")
   last=${seeds:-$default_seeds}
   for ((seed = 1; seed <= last + 1; seed++)); do
-    folder=$(ls -d "$run_dir/${task}__${name}__${memory}__${seed}__"* 2>/dev/null | tail -n 1)
+    folders=("$run_dir/${task}__${name}__${memory}__${seed}__"*)
+    folder=${folders[*]: -1} # the newest; empty if there is none
     if [ -z "$folder" ] && [ "$seed" -le "$last" ]; then
       first=${first:-$seed}
       continue
