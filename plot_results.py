@@ -23,6 +23,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+# Experiments that need no name in a legend: the scripts as they are.
+SCRIPTS = ("pqn_ffm", "pqn_frozen_rnn", "ppo_memorychain", "ppo_playground", "pqn_arcade_cnn")
+
 
 @dataclass
 class Args:
@@ -47,7 +50,8 @@ def find_runs(run_dir: Path) -> dict[tuple[str, str], list[Path]]:
     groups = collections.defaultdict(list)
     for config in sorted(run_dir.glob("*/config.json")):
         task, exp_name, memory, *_ = config.parent.name.split("__")
-        groups[task, memory if exp_name.startswith(("pqn_", "ppo_")) else f"{exp_name} {memory}"].append(config.parent)
+        agent = memory if exp_name in SCRIPTS else f"{exp_name} {memory}"
+        groups[task, agent].append(config.parent)
     return groups
 
 
@@ -132,16 +136,23 @@ def plot_heatmap(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
     return numbers
 
 
+def fail(message: str):
+    print(f"plot_results.py: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 if __name__ == "__main__":
     args = tyro.cli(Args)
+    if not 0 < args.confidence < 1:
+        fail(f"--confidence {args.confidence}: must be between 0 and 1")
+    if args.points < 1:
+        fail(f"--points {args.points}: must be positive")
+    if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
+        fail(f"--out {args.out}: must end in .png, .pdf or .svg")
     groups = find_runs(Path(args.run_dir))
     if not groups:
-        print(f"plot_results.py: error: --run-dir {args.run_dir}: no run folder in it", file=sys.stderr)
-        sys.exit(2)
-    if not 0 < args.confidence < 1 or args.points < 1 or Path(args.out).suffix not in (".png", ".pdf", ".svg"):
-        bad = "--confidence must be between 0 and 1, --points positive, --out a .png, .pdf or .svg"
-        print(f"plot_results.py: error: {args.confidence}, {args.points}, {args.out}: {bad}", file=sys.stderr)
-        sys.exit(2)
+        fail(f"--run-dir {args.run_dir}: no run folder in it")
     numbers = (plot_curves if args.kind == "curves" else plot_heatmap)(args, groups)
-    Path(args.out).with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n")
-    print(f"{args.out} and {Path(args.out).with_suffix('.json')}: {len(groups)} groups of runs")
+    json_file = Path(args.out).with_suffix(".json")
+    json_file.write_text(json.dumps(numbers, indent=1) + "\n")
+    print(f"{args.out} and {json_file}: {len(groups)} groups of runs")

@@ -133,7 +133,7 @@ class Algorithm:
     """passes over each rollout (FRN Table A4)"""
 
 
-# --- shared block: command line ---
+# --- shared block: run flags ---
 @dataclass
 class Run:
     """Where a run is kept, continued and shown."""
@@ -152,41 +152,7 @@ class Run:
     """log to Weights & Biases too (pip install wandb; WANDB_PROJECT and WANDB_ENTITY say where)"""
 
 
-def fail(message: str, code: int = 2):
-    print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.__stderr__)
-    sys.exit(code)
-
-
-def parse_args() -> tuple[SimpleNamespace, dict | None]:
-    """All groups' flags side by side; and the config.json of a run to resume or evaluate, whose flags then hold."""
-
-    def parse(command_line: list[str]) -> dict[str, Any]:
-        groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
-        return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
-
-    args = parse(sys.argv[1:])
-    run = args["resume"] or args["evaluate"]
-    if run is None:
-        return SimpleNamespace(**args), None
-    given = f"--{'resume' if args['resume'] else 'evaluate'} {run}"
-    try:
-        config = json.loads((Path(run) / "config.json").read_text())
-        script, command_line, _, _ = (config[name] for name in ("script", "command_line", "runs", "seed"))
-    except OSError:
-        fail(f"{given}: no run there; a run folder has a config.json")
-    except (ValueError, KeyError, TypeError) as error:
-        fail(f"{given}: its config.json is damaged: {error!r}")
-    if script != Path(__file__).stem:
-        fail(f"{given}: a run of {script}.py; continue it there")
-    saved, args = parse(command_line), parse(command_line + sys.argv[1:])
-    free = {"resume", "evaluate", "checkpoint_every", "track"} | ({"eval_episodes"} if args["evaluate"] else set())
-    for name in args.keys() - free:
-        if args[name] != saved[name]:
-            fail(f"--{name.replace('_', '-')} {args[name]}: the run was started with {saved[name]}, and keeps it")
-    return SimpleNamespace(**args | {"run_dir": str(Path(run).absolute().parent)}), config
-
-
-# --- end shared block: command line ---
+# --- end shared block: run flags ---
 
 
 @dataclass
@@ -479,7 +445,44 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
     )  # fmt: skip
 
 
-# --- shared block: run folder ---
+# --- shared block: run ---
+def fail(message: str, code: int = 2):
+    """One line on stderr, and out."""
+    print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.__stderr__)
+    sys.exit(code)
+
+
+def parse_args() -> tuple[SimpleNamespace, dict | None]:
+    """All groups' flags side by side; and the config.json of a run to resume or evaluate, whose flags then hold."""
+
+    def parse(command_line: list[str]) -> dict[str, Any]:
+        groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
+
+    args = parse(sys.argv[1:])
+    run = args["resume"] or args["evaluate"]
+    if run is None:
+        return SimpleNamespace(**args), None
+    given, folder = f"--{'resume' if args['resume'] else 'evaluate'} {run}", Path(run).absolute()
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        script, command_line, runs, _ = (config[name] for name in ("script", "command_line", "runs", "seed"))
+    except OSError:
+        fail(f"{given}: no run there; a run folder has a config.json")
+    except (ValueError, KeyError, TypeError) as error:
+        fail(f"{given}: its config.json is damaged: {error!r}")
+    if script != Path(__file__).stem:
+        fail(f"{given}: a run of {script}.py; continue it there")
+    if missing := [name for name in runs if not (folder.parent / name).is_dir()]:
+        fail(f"{given}: its seeds are one program, and the run of another one is not beside it: {missing[0]}")
+    saved, args = parse(command_line), parse(command_line + sys.argv[1:])
+    free = {"resume", "evaluate", "checkpoint_every", "track"} | ({"eval_episodes"} if args["evaluate"] else set())
+    for name in args.keys() - free:
+        if args[name] != saved[name]:
+            fail(f"--{name.replace('_', '-')} {args[name]}: the run was started with {saved[name]}, and keeps it")
+    return SimpleNamespace(**args | {"run_dir": str(folder.parent)}), config
+
+
 def write_json(file: Path, data: dict):
     file.with_suffix(".tmp").write_text(json.dumps(data, indent=1) + "\n")
     file.with_suffix(".tmp").replace(file)  # all of it or nothing
@@ -508,43 +511,48 @@ def make_folders(args: SimpleNamespace, parameters: dict) -> list[Path]:
 
 
 class Logger:
-    """TensorBoard events of one run folder, and Weights & Biases if asked for; x-axis: environment steps.
+    """TensorBoard events in the run folder of each seed, and Weights & Biases if asked for; x-axis: environment steps.
 
     It writes in the loop's own thread, so that a full disk is noticed. A resumed run cuts its files back to their
     sizes at the checkpoint, so that no point is missing or double.
     """
 
-    def __init__(self, folder: Path, sizes: dict[str, int], track: bool):
-        for file in folder.glob("events.out.tfevents.*"):
-            os.truncate(file, sizes[file.name]) if file.name in sizes else file.unlink()
-        self.folder, self.next_flush, self.wandb = folder, 0.0, None
-        self.writer = EventsWriter(str(folder / "events"), filename_suffix=f".{len(sizes)}")
-        if track:
-            import wandb
+    def __init__(self, folders: list[Path], sizes: list[dict[str, int]], track: bool):
+        self.folders, self.next_flush, self.writers, self.wandb = folders, 0.0, [], []
+        for folder, kept in zip(folders, sizes, strict=True):
+            for file in folder.glob("events.out.tfevents.*"):
+                os.truncate(file, kept[file.name]) if file.name in kept else file.unlink()
+            self.writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{len(kept)}"))
+            if track:
+                import wandb
 
-            config = json.loads((folder / "config.json").read_text())
-            names = {"name": folder.name, "id": folder.name}
-            self.wandb = wandb.init(**names, resume="allow", reinit="create_new", config=config)
+                config = json.loads((folder / "config.json").read_text())
+                names = {"name": folder.name, "id": folder.name}
+                self.wandb.append(wandb.init(**names, resume="allow", reinit="create_new", config=config))
 
-    def log(self, step: int, scalars: dict[str, float]):
-        """What is not finite did not happen."""
-        scalars = {tag: float(value) for tag, value in scalars.items() if np.isfinite(value)}
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()])
-        self.writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
-        if self.wandb:
-            self.wandb.log(scalars, step=step)
+    def log(self, step: int, scalars: dict[str, np.ndarray]):
+        """Scalars [S]. What is not finite did not happen."""
+        for i, writer in enumerate(self.writers):
+            own = {tag: float(values[i]) for tag, values in scalars.items() if np.isfinite(values[i])}
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in own.items()])
+            writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+            if self.wandb:
+                self.wandb[i].log(own, step=step)
         if time.time() > self.next_flush:
-            self.writer.flush()
+            self.sizes()
             self.next_flush = time.time() + 5
 
-    def close(self):
-        self.writer.close()
-        if self.wandb:
-            self.wandb.finish()
+    def sizes(self) -> list[dict[str, int]]:
+        """Bytes of each seed's event files, with everything logged so far on the disk."""
+        for writer in self.writers:
+            writer.flush()
+        return [{file.name: file.stat().st_size for file in f.glob("events.out.tfevents.*")} for f in self.folders]
 
-    def sizes(self) -> dict[str, int]:
-        self.writer.flush()
-        return {file.name: file.stat().st_size for file in self.folder.glob("events.out.tfevents.*")}
+    def close(self):
+        for writer in self.writers:
+            writer.close()
+        for run in self.wandb:
+            run.finish()
 
 
 def restore(manager: ocp.CheckpointManager, state):
@@ -583,7 +591,7 @@ def over_seeds(function: Callable, num_seeds: int) -> Callable:
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))
 
 
-# --- end shared block: run folder ---
+# --- end shared block: run ---
 
 
 if __name__ == "__main__":
@@ -637,10 +645,6 @@ if __name__ == "__main__":
         write_json(Path(args.evaluate) / "evaluate.json", evaluation()[config["seed"] - args.seed])
         sys.exit()
 
-    def log(update: int, scalars: dict[str, jax.Array]):
-        for i, logger in enumerate(loggers):
-            logger.log(update * steps_per_update, {name: values[i] for name, values in scalars.items()})
-
     start = time.time()
     train_iteration = jax.jit(train_iteration, donate_argnums=0).lower(state).compile()
     compile_seconds = time.time() - start
@@ -649,9 +653,9 @@ if __name__ == "__main__":
     bar = tqdm(total=num_updates, initial=update, unit="update", file=sys.stdout if terminal else open(os.devnull, "w"))
     start, last_save, next_line, pending, mean_return = time.time(), time.time(), 0.0, [], np.nan
     try:
-        loggers = [Logger(*files, args.track) for files in zip(folders, note["event_files"], strict=True)]
+        logger = Logger(folders, note["event_files"], args.track)
         if update == 0:
-            log(0, describe_memory(state.params, state.frozen))
+            logger.log(0, describe_memory(state.params, state.frozen))
         while True:
             running = update < num_updates and not stop_signals
             if running:
@@ -668,7 +672,7 @@ if __name__ == "__main__":
                         kept = f"the last good checkpoint is {checkpoints.latest_step()}"
                         fail(f"{name} is not finite after update {logged}: {values}; {kept}", code=1)
                 sps = (logged - first_update) * steps_per_update * args.num_seeds / (time.time() - start)
-                log(logged, metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
+                logger.log(logged * steps_per_update, metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
                 returns = metrics["charts/episodic_return"]
                 if not np.isnan(returns).all():  # else no episode ended, and the last mean stays
                     mean_return = np.nanmean(returns)
@@ -680,21 +684,23 @@ if __name__ == "__main__":
                     next_line = time.time() + 10
             if saving and update != checkpoints.latest_step():
                 last_save = time.time()
-                sizes, seconds = [logger.sizes() for logger in loggers], note["seconds"] + last_save - start
-                save(checkpoints, update, state, {"update": update, "seconds": seconds, "event_files": sizes})
+                seconds = note["seconds"] + last_save - start
+                new_note = {"update": update, "seconds": seconds, "event_files": logger.sizes()}
+                save(checkpoints, update, state, new_note)
             if not running:
                 break
         bar.close()
         if update < num_updates:
             print(f"checkpoint {update} is in {checkpoints.directory}; go on with --resume {folders[0]}")
             sys.exit(128 + stop_signals[0])
-        log(update, describe_memory(state.params, state.frozen))
+        logger.log(update * steps_per_update, describe_memory(state.params, state.frozen))
         results = evaluation()
-        log(update, {"eval/episodic_return": [result["mean_return"] for result in results]})
-        timing = {"train_seconds": seconds, "compile_seconds": compile_seconds}
-        timing["SPS"] = update * steps_per_update * args.num_seeds / seconds
-        for folder, logger, result in zip(folders, loggers, results, strict=True):
-            logger.close()
+        mean_returns = {"eval/episodic_return": [result["mean_return"] for result in results]}
+        logger.log(update * steps_per_update, mean_returns)
+        logger.close()
+        sps = update * steps_per_update * args.num_seeds / seconds
+        timing = {"train_seconds": seconds, "compile_seconds": compile_seconds, "SPS": sps}
+        for folder, result in zip(folders, results, strict=True):
             write_json(folder / "eval.json", result | timing)
     except OSError as error:
         fail(f"cannot write to {folders[0]}: {error}", code=1)

@@ -62,7 +62,7 @@ def test_all_copies_are_identical():
 
 def test_every_script_has_the_blocks():
     for text in scripts().values():
-        assert {"command line", "run folder", "main"} <= shared_blocks(text).keys()
+        assert {"run flags", "run", "main"} <= shared_blocks(text).keys()
 
 
 TEXT = "a\n# --- shared block: x ---\nb\n    c\n# --- end shared block: x ---\nd\n"

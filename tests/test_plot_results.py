@@ -1,0 +1,78 @@
+"""plot_results.py on run folders whose numbers are known."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.stats
+from conftest import ROOT
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+
+
+def make_run(folder, task, script, memory, seed, values, evaluation=None):
+    """A run of 1000 steps with one point every 100."""
+    run = folder / f"{task}__{script}__{memory}__{seed}__1700000000"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"args": {"total_timesteps": 1000}, "seed": seed}))
+    writer = EventsWriter(str(run / "events"))
+    for step, value in zip(range(100, 1001, 100), values, strict=True):
+        summary = Summary(value=[Summary.Value(tag="charts/episodic_return", simple_value=value)])
+        writer.write_event(Event(step=step, summary=summary))
+    writer.close()
+    if evaluation is not None:
+        (run / "eval.json").write_text(json.dumps({"mean_return": evaluation}))
+
+
+def plot(tmp_path, *flags):
+    command = [sys.executable, str(ROOT / "plot_results.py"), "--run-dir", "runs", *flags]
+    env = os.environ | {"MPLBACKEND": "agg"}
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+
+
+def test_curves_are_means_over_seeds_with_their_t_interval(tmp_path):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(3, 10)).astype(np.float32)
+    for seed in range(3):
+        make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm-frozen", seed, values[seed])
+    make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "gru", 0, np.arange(10.0))
+    done = plot(tmp_path, "--out", "c.png", "--points", "5")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    numbers = json.loads((tmp_path / "c.json").read_text())
+    frozen = numbers["RepeatFirstEasy ffm-frozen"]
+    assert frozen["steps"] == [100, 300, 500, 700, 900] and frozen["seeds"] == [0, 1, 2]
+    points = values.reshape(3, 5, 2).mean(-1)
+    np.testing.assert_allclose(frozen["mean"], points.mean(0), atol=1e-4)
+    low, high = scipy.stats.t.interval(0.95, 2, points.mean(0), scipy.stats.sem(points, axis=0))
+    np.testing.assert_allclose(frozen["low"], low, atol=1e-4)
+    np.testing.assert_allclose(frozen["high"], high, atol=1e-4)
+    single = numbers["RepeatFirstEasy gru"]
+    assert single["mean"] == single["low"] == single["high"] == [0.5, 2.5, 4.5, 6.5, 8.5]
+
+
+def test_heatmap_has_mean_and_sample_deviation_of_the_evaluations(tmp_path):
+    for seed, evaluation in enumerate((0.1, 0.4, None)):
+        make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", seed, np.zeros(10), evaluation)
+    make_run(tmp_path / "runs", "RepeatFirstHard", "pqn_ffm-no-decay", "ffm", 0, np.zeros(10), -0.3)
+    done = plot(tmp_path, "--out", "h.png", "--kind", "heatmap")
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads((tmp_path / "h.json").read_text())
+    assert numbers["RepeatFirstEasy ffm"] == {
+        "seeds": [0.1, 0.4],
+        "mean": pytest.approx(0.25),
+        "std": pytest.approx(np.std([0.1, 0.4], ddof=1)),
+    }
+    ablation = numbers["RepeatFirstHard pqn_ffm-no-decay ffm"]
+    assert ablation == {"seeds": [-0.3], "mean": pytest.approx(-0.3), "std": None}
+
+
+def test_an_empty_folder_and_bad_flags_are_one_line(tmp_path):
+    for flags, word in (((), "no run folder"), (("--confidence", "1.5"), "1.5"), (("--out", "x.txt"), "x.txt")):
+        done = plot(tmp_path, *flags)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and word in done.stderr, done.stderr
+        make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", word, np.zeros(10))
