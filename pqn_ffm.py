@@ -14,6 +14,7 @@ PQN: Simplifying Deep Temporal Difference Learning (Gallici et al., 2025).
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import importlib.metadata
 import importlib.util
@@ -463,6 +464,8 @@ def parse_args() -> tuple[SimpleNamespace, dict | None]:
     run = args["resume"] or args["evaluate"]
     if run is None:
         return SimpleNamespace(**args), None
+    if args["resume"] and args["evaluate"]:
+        fail(f"--resume {args['resume']} --evaluate {args['evaluate']}: give one of the two")
     given, folder = f"--{'resume' if args['resume'] else 'evaluate'} {run}", Path(run).absolute()
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -506,7 +509,10 @@ def make_folders(args: SimpleNamespace, parameters: dict) -> list[Path]:
             if i > 0:
                 (folder / "checkpoints").symlink_to(Path("..") / names[0] / "checkpoints")
     except OSError as error:
-        fail(f"--run-dir {args.run_dir}: no run folder can be made there: {error}")
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fail(f"--run-dir {args.run_dir}: no run folder can be made there: {error}", code=1 if full else 2)
     return folders
 
 

@@ -256,6 +256,7 @@ def assert_one_line_error(process, *words: str, code: int = 2):
         ("--exp-name a/b", ["--exp-name a/b"]),
         ("--resume nowhere", ["--resume nowhere", "no run there"]),
         ("--evaluate nowhere", ["--evaluate nowhere", "no run there"]),
+        ("--resume a --evaluate b", ["--resume a", "--evaluate b"]),
         ("--track", ["--track", "pip install wandb"]),
         ("--run-dir file/runs", ["--run-dir file/runs"]),
     ],
@@ -327,6 +328,18 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(script, small, tmp_path):
     assert {p.name for p in (run / "checkpoints").iterdir()} == {good.name}, "nothing half-written"
     assert {p.relative_to(good): p.read_bytes() for p in good.rglob("*") if p.is_file()} == before
     assert script(f"{small.split()[0]} --resume {run}").returncode == 0
+
+
+@pytest.mark.parametrize("limit, word", [(6000, "cannot write to"), (500, "no run folder can be made")])
+def test_a_disk_that_fills_up_by_the_log_or_at_once(script, small, tmp_path, limit, word):
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    env = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    process = script(f"{small} --total-timesteps {STEPS * 10000}", preexec_fn=small_files, env=env)
+    assert_one_line_error(process, word, code=1)
+    if limit == 500:
+        assert list((tmp_path / "runs").iterdir()) == [], "nothing half-written"
 
 
 def test_a_second_interrupt_ends_at_once(script, small, tmp_path):
