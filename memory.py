@@ -29,6 +29,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.ad_checkpoint import checkpoint_name
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Parameters: which are trained, which are frozen, and how many of each
@@ -70,6 +71,10 @@ def count_parameters(trainable: dict, frozen: dict | None = None) -> dict[str, d
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+FORMS = ("auto", "sequential", "associative")
+"""How a linear recurrence is computed: see `linear_recurrence`."""
+
+
 class Memory(nn.Module):
     """The contract of the module docstring: checks it, and hands frozen parameters out without a gradient."""
 
@@ -77,6 +82,20 @@ class Memory(nn.Module):
     """Width of the output y (of each layer, for units that have layers)."""
     freeze: bool = False
     """Keep the initial parameters: stop their gradients, and only theirs (FRN, Algorithm 1)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        name = type(self).__name__
+        for size in ("features", "trace_size", "context_size", "num_layers", "kernel_size", "spectral_radius"):
+            value = getattr(self, size, 1)
+            require(value > 0, f"{name}: {size} must be positive, not {value}")
+        leak, form = getattr(self, "leak", 1.0), getattr(self, "form", "auto")
+        require(0 < leak <= 1, f"{name}: leak must be in (0, 1], not {leak}")
+        require(form in FORMS, f"{name}: form must be one of {', '.join(FORMS)}, not {form!r}")
+        if hasattr(self, "r_min"):
+            r_min, r_max, max_phase = self.r_min, self.r_max, self.max_phase
+            require(0 <= r_min < r_max <= 1, f"{name}: 0 <= r_min < r_max <= 1 does not hold for {r_min} and {r_max}")
+            require(0 < max_phase <= 2 * math.pi, f"{name}: max_phase must be in (0, 2π], not {max_phase}")
 
     def initialize_carry(self, batch_size: int):
         """The empty memory of a batch: the state before the first input of an episode."""
@@ -90,8 +109,10 @@ class Memory(nn.Module):
     def check(self, carry, x: jax.Array, reset: jax.Array) -> None:
         """Raises a ValueError that names what breaks the contract."""
         name, sizes = type(self).__name__, x.shape[:2]
-        if x.ndim != 3:
-            raise ValueError(f"{name}: x must be [time, batch, features], but its shape is {x.shape}")
+        if x.ndim != 3 or 0 in x.shape:
+            raise ValueError(
+                f"{name}: x must be [time, batch, features] with at least one step, but its shape is {x.shape}"
+            )
         if reset.shape != sizes:
             raise ValueError(f"{name}: reset must be [time, batch] = {sizes} like x, but its shape is {reset.shape}")
         if reset.dtype != jnp.bool_:
@@ -119,19 +140,25 @@ def where_reset(reset: jax.Array, fresh, state):
     return jax.tree.map(select, fresh, state)  # reset [B], leaves [B, ...]
 
 
-def through_time(function: Callable, carry, x: jax.Array, reset: jax.Array, rows: int = 1024):
-    """function(carry, x, reset) -> (carry, y), over all steps at once or, on a CPU, in pieces that fit its cache.
+PIECE = 1024
+"""Rows (steps x batch) that `through_time` handles at once on a CPU: their intermediate results fit its cache."""
 
-    The numbers are the same. A long sequence makes every intermediate result large: a CPU then spends more time on
-    moving (and first of all on getting) memory than on arithmetic. An accelerator wants all steps at once.
+
+def through_time(function: Callable, carry, x: jax.Array, reset: jax.Array):
+    """function(carry, x, reset) -> (carry, y), over all steps at once or, on a CPU, over pieces of them in turn.
+
+    The numbers are the same. All at once, every intermediate result of a long sequence is large, and a CPU spends more
+    time on moving (first of all on getting) memory than on arithmetic. An accelerator wants all steps at once.
     """
     T, B = reset.shape
-    steps = max(1, rows // B)
+    kept = jax.checkpoint_policies.save_only_these_names("kept")
+    function = jax.checkpoint(function, policy=kept, prevent_cse=False)
+    steps = max(1, PIECE // B)
     if jax.default_backend() != "cpu" or T < 2 * steps:
         return function(carry, x, reset)
     whole = T // steps * steps
-    pieces = [part[:whole].reshape(T // steps, steps, *part.shape[1:]) for part in (x, reset)]
-    carry, y = jax.lax.scan(lambda carry, now: function(carry, *now), carry, tuple(pieces))
+    pieces = [part[:whole].reshape(-1, steps, *part.shape[1:]) for part in (x, reset)]
+    carry, y = jax.lax.scan(lambda carry, piece: function(carry, *piece), carry, pieces)
     y = y.reshape(whole, *y.shape[2:])
     if whole < T:
         carry, rest = function(carry, x[whole:], reset[whole:])
@@ -139,9 +166,14 @@ def through_time(function: Callable, carry, x: jax.Array, reset: jax.Array, rows
     return carry, y
 
 
+def keep(values):
+    """Marks what the gradient should keep from the forward pass; everything else is cheaper to compute again."""
+    return jax.tree.map(lambda value: checkpoint_name(value, "kept"), values)
+
+
 def product(x: jax.Array, W: jax.Array) -> jax.Array:
     """x W for x [T, B, F], as one matrix product of T · B rows: its gradient for W is then a plain product too."""
-    return (x.reshape(-1, x.shape[-1]) @ W).reshape(*x.shape[:-1], -1)
+    return keep((x.reshape(-1, x.shape[-1]) @ W).reshape(*x.shape[:-1], -1))
 
 
 def outer_product(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -152,7 +184,7 @@ def outer_product(x: jax.Array, y: jax.Array) -> jax.Array:
 class Memoryless(Memory):
     """No memory: y_t = x_t. The baseline that everything below must beat; it has no state and no parameters."""
 
-    features: int = 0
+    features: int = 1
     """Unused: the output is as wide as the input."""
 
     def initialize_carry(self, batch_size: int):
@@ -224,7 +256,7 @@ def gru_forward(weights, inputs, reset, initial):
         h = (1 - z) * h + z * c
         return h, (h, z, r, c)
 
-    h, *gates = jax.lax.scan(step, initial, (*inputs, reset))[1]
+    h, *gates = keep(jax.lax.scan(step, initial, (*inputs, reset))[1])
     return h, (weights, reset, initial, h, gates)
 
 
@@ -280,9 +312,6 @@ def linear_recurrence(decay, u, reset: jax.Array, initial: jax.Array, form: str 
     The gradient g_t = dh_t + conj(λ) ⊙ g_{t+1} is the same recurrence back in time, and needs no copy of what the
     forward scan did but h.
     """
-    require(
-        form in ("auto", "sequential", "associative"), f"form must be auto, sequential or associative, not {form!r}"
-    )
     if form == "auto":
         form = "sequential" if jax.default_backend() == "cpu" else "associative"
     return _linear_recurrence((form, u.shape[-1]), decay, u, reset, initial)
@@ -306,6 +335,7 @@ def linear_forward(static, decay, u, reset, initial):
         h = jax.lax.scan(step, pair(initial), (u, reset))[1]
     else:
         h = associative_recurrence(decay, copies(u, width), reset, initial)
+    h = keep(h)
     return h, (decay, reset, initial, h)
 
 
@@ -474,11 +504,8 @@ class FFM(Memory):
         def sequence(S, x, reset):
             trace = l1(x) * nn.sigmoid(l2(x)) if l2 else l1(x)  # [T, B, m]
             S = linear_recurrence(gamma, trace, reset, S, self.form)  # [T, B, 2 c m]
-            z = normalize(l3(S))  # [T, B, N]
-            if l4:
-                gate = nn.sigmoid(l4(x))
-                return S[-1], z * gate + l5(x) * (1 - gate)
-            return S[-1], z + l5(x)
+            z = l3(S)  # [T, B, N]
+            return S[-1], gated_output(z, l4(x), l5(x)) if l4 else normalize(z) + l5(x)
 
         return through_time(sequence, carry, x, reset)
 
@@ -494,6 +521,11 @@ class FFM(Memory):
             params.get("omega", initial_omega(self.context_size)) if self.oscillation else jnp.zeros(self.context_size)
         )
         return {"trace_durability": trace_durability(alpha), "contextual_period": contextual_period(omega)}
+
+
+def gated_output(z: jax.Array, gate: jax.Array, residual: jax.Array) -> jax.Array:
+    gate = nn.sigmoid(gate)
+    return normalize(z) * gate + residual * (1 - gate)  # (17)
 
 
 def initial_alpha(trace_size: int, longest: float = 1024.0):
@@ -552,11 +584,6 @@ class LRU(Memory):
 
 def modes(cell: Memory, N: int, suffix: str = ""):
     """N random modes as parameters of a cell with r_min, r_max, max_phase: λ [2 N], and ν [N]."""
-    require(
-        0 <= cell.r_min < cell.r_max <= 1 and 0 < cell.max_phase <= 2 * math.pi,
-        f"{type(cell).__name__}: needs 0 <= r_min < r_max <= 1 and 0 < max_phase <= 2π, "
-        f"not r_min = {cell.r_min}, r_max = {cell.r_max}, max_phase = {cell.max_phase}",
-    )
     nu = cell.weight(
         f"nu{suffix}", lambda key, shape: draw_nu(jax.random.uniform(key, shape), cell.r_min, cell.r_max), N
     )
@@ -628,8 +655,6 @@ class DeepESN(Reservoir):
     """Standard deviation of b."""
 
     def layer(self, i: int, h: jax.Array, u: jax.Array, reset: jax.Array):
-        require(0 < self.leak <= 1, f"DeepESN: leak must be in (0, 1], not {self.leak}")
-        require(self.spectral_radius > 0, f"DeepESN: spectral_radius must be positive, not {self.spectral_radius}")
         N, F = self.features, u.shape[-1]
         W_in = self.weight(f"W_in_{i}", nn.initializers.normal(self.input_scaling * F**-0.5), F, N)
         W_rec = self.weight(f"W_rec_{i}", scaled_to_spectral_radius(self.spectral_radius), N, N)
@@ -656,7 +681,7 @@ def leaky_forward(leak, W, inputs, reset, initial):
         h = (1 - leak) * h + leak * c
         return h, (h, c)
 
-    h, c = jax.lax.scan(step, initial, (inputs, reset))[1]
+    h, c = keep(jax.lax.scan(step, initial, (inputs, reset))[1])
     return h, (W, reset, initial, h, c)
 
 
@@ -775,8 +800,6 @@ class ParalESN(Reservoir):
 
     def layer(self, i: int, h, u: jax.Array, reset: jax.Array):
         N, F, k, a = self.features, u.shape[-1], self.kernel_size, self.leak
-        require(0 < a <= 1, f"ParalESN: leak must be in (0, 1], not {a}")
-        require(0 < k <= N, f"ParalESN: kernel_size must be in [1, features], not {k}")
         decay = a * modes(self, N, f"_{i}")[0] + (1 - a) * jnp.repeat(jnp.array([1.0, 0.0]), N)
         W_in = self.weight(f"W_in_{i}", nn.initializers.normal(self.input_scaling * (2 * F) ** -0.5), F, 2 * N)
         b = self.weight(f"b_{i}", nn.initializers.normal(self.bias_scaling), 2 * N)

@@ -1,22 +1,27 @@
 """The contract of memory.py, for every unit: one function for acting and training, resets, freezing, gradients."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.test_util import check_grads
 
+import memory
 from memory import FFM, GRU, LRU, SRC, DeepESN, Memoryless, ParalESN, count_parameters, merge, partition
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
-T, B, F = 12, 3, 8
+T, B, F = 8, 2, 4
 UNITS = {
     "memoryless": Memoryless(),
     "gru": GRU(F),
-    "ffm": FFM(F, trace_size=5, context_size=3, form="sequential"),
-    "ffm-associative": FFM(F, trace_size=5, context_size=3, form="associative"),
+    "ffm": FFM(F, trace_size=3, context_size=2, form="sequential"),
+    "ffm-associative": FFM(F, trace_size=3, context_size=2, form="associative"),
     "lru": LRU(F, form="sequential"),
     "lru-associative": LRU(F, form="associative"),
     "deepesn": DeepESN(F, leak=0.6),
@@ -24,186 +29,297 @@ UNITS = {
     "paralesn": ParalESN(F, leak=0.8, form="sequential"),
     "paralesn-associative": ParalESN(F, leak=0.8, form="associative"),
 }
-WITH_STATE = [name for name in UNITS if name != "memoryless"]
+every_unit = pytest.mark.parametrize("unit", UNITS)
+every_state = pytest.mark.parametrize("unit", [name for name in UNITS if name != "memoryless"])
 
 
-@pytest.fixture(params=UNITS)
-def unit(request):
-    return request.param
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def batch(seed=0, steps=T, size=B, features=F):
-    return jax.random.normal(jax.random.key(seed), (steps, size, features))
+def resets(*indices, steps=T):
+    reset = np.zeros((steps, B), bool)
+    reset[list(indices)] = True
+    return reset
 
 
-def no_reset(steps=T, size=B):
-    return jnp.zeros((steps, size), bool)
-
-
-def reset_at(*indices, steps=T, size=B):
-    return no_reset(steps, size).at[jnp.array(indices)].set(True)
-
-
-def busy_carry(cell, seed=7, size=B):
+def busy_carry(cell, seed=7):
     """A state in the middle of an episode: nothing is zero."""
-    leaves, tree = jax.tree.flatten(cell.initialize_carry(size))
-    keys = jax.random.split(jax.random.key(seed), max(len(leaves), 1))
-    return tree.unflatten(
-        [jax.random.uniform(k, leaf.shape, leaf.dtype, -0.5, 0.5) for k, leaf in zip(keys, leaves, strict=False)]
-    )
+    return jax.tree.map(lambda leaf: 0.3 * normal(seed, *leaf.shape), cell.initialize_carry(B))
 
 
-def variables(cell, features=F):
-    return cell.init(jax.random.key(1), cell.initialize_carry(B), batch(features=features), no_reset())
+@cache
+def apply(unit):
+    return jax.jit(UNITS[unit].apply)
 
 
-def in_chunks(cell, params, carry, x, reset, cuts):
-    """The outputs of consecutive calls that split the sequence before the steps in `cuts`."""
-    apply = jax.jit(cell.apply)
-    outputs, edges = [], [0, *cuts, len(x)]
-    for start, end in zip(edges, edges[1:], strict=False):
-        carry, y = apply(params, carry, x[start:end], reset[start:end])
+@cache
+def variables(unit):
+    cell = UNITS[unit]
+    return jax.jit(cell.init)(jax.random.key(1), cell.initialize_carry(B), normal(0, 1, B, F), resets(steps=1))
+
+
+def in_chunks(function, params, carry, x, reset, size):
+    """What consecutive calls give on chunks of `size` steps (and a shorter last one)."""
+    outputs = []
+    for start in range(0, len(x), size):
+        carry, y = function(params, carry, x[start : start + size], reset[start : start + size])
         outputs.append(y)
     return carry, jnp.concatenate(outputs)
 
 
-def assert_close(a, b, tolerance=2e-6):
+def assert_close(a, b, tolerance=3e-6):
     jax.tree.map(lambda p, q: np.testing.assert_allclose(p, q, rtol=tolerance, atol=tolerance), a, b)
 
 
-def test_steps_chunks_and_the_whole_sequence_agree_with_a_reset_at_every_index(unit):
-    cell, x = UNITS[unit], batch()
-    params, carry = variables(cell), busy_carry(cell)
-    for reset in [no_reset(), *(reset_at(t) for t in range(T)), reset_at(0, 1, 2), reset_at(4, 7), reset_at(*range(T))]:
-        whole = jax.jit(cell.apply)(params, carry, x, reset)
-        assert_close(in_chunks(cell, params, carry, x, reset, range(1, T)), whole)
-        assert_close(in_chunks(cell, params, carry, x, reset, [5]), whole)
+@every_unit
+def test_steps_chunks_of_every_size_and_the_whole_sequence_agree_with_a_reset_at_every_index(unit):
+    x, carry = normal(0, T, B, F), busy_carry(UNITS[unit])
+    for reset in [resets(), *(resets(t) for t in range(T)), resets(0, 1, 2), resets(2, 5), resets(*range(T))]:
+        whole = apply(unit)(variables(unit), carry, x, reset)
+        for size in [1, 3]:
+            assert_close(in_chunks(apply(unit), variables(unit), carry, x, reset, size), whole)
+    for size in range(2, T):
+        reset = resets(3).copy()
+        reset[5, 0] = True
+        whole = apply(unit)(variables(unit), carry, x, reset)
+        assert_close(in_chunks(apply(unit), variables(unit), carry, x, reset, size), whole)
 
 
-@settings(max_examples=25, deadline=None)
+@every_state
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
-@pytest.mark.parametrize("unit", WITH_STATE)
-def test_any_resets_and_any_cut_agree(unit, data):
-    cell, x = UNITS[unit], batch(data.draw(st.integers(0, 99)))
-    reset = jnp.array(data.draw(st.lists(st.lists(st.booleans(), min_size=B, max_size=B), min_size=T, max_size=T)))
-    cut = data.draw(st.integers(1, T - 1))
-    params, carry = variables(cell), busy_carry(cell)
-    assert_close(in_chunks(cell, params, carry, x, reset, [cut]), jax.jit(cell.apply)(params, carry, x, reset))
+def test_any_resets_agree(unit, data):
+    x, carry = normal(data.draw(st.integers(0, 999)), T, B, F), busy_carry(UNITS[unit], data.draw(st.integers(0, 999)))
+    reset = np.array(data.draw(st.lists(st.booleans(), min_size=T * B, max_size=T * B))).reshape(T, B)
+    whole = apply(unit)(variables(unit), carry, x, reset)
+    assert_close(in_chunks(apply(unit), variables(unit), carry, x, reset, data.draw(st.sampled_from([1, 3]))), whole)
 
 
-@pytest.mark.parametrize("unit", WITH_STATE)
+@every_state
 def test_after_a_reset_the_past_is_gone(unit):
-    cell, x = UNITS[unit], batch()
-    params = variables(cell)
+    x, fresh = normal(0, T, B, F), UNITS[unit].initialize_carry(B)
     for t in range(T):
-        _, y = cell.apply(params, busy_carry(cell), x, reset_at(t))
-        _, alone = cell.apply(params, cell.initialize_carry(B), x[t:], no_reset(T - t))
-        assert_close(y[t:], alone)
+        # The same episode at another time: rolled to the front, in an empty memory.
+        _, y = apply(unit)(variables(unit), busy_carry(UNITS[unit]), x, resets(t))
+        _, alone = apply(unit)(variables(unit), fresh, np.roll(x, -t, 0), resets())
+        assert_close(y[t:], alone[: T - t])
 
 
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
-@pytest.mark.parametrize("unit", WITH_STATE)
-def test_nan_and_inf_do_not_cross_a_reset_in_values_or_gradients(unit, bad):
-    cell, x, t = UNITS[unit], batch(), 5
-    params = variables(cell)
-    carry = jax.tree.map(lambda leaf: jnp.full_like(leaf, bad), cell.initialize_carry(B))
-    poisoned = x.at[:t].set(bad)
+@every_state
+def test_nan_and_inf_do_not_cross_a_reset_in_values_or_gradients(unit):
+    t, x = 3, normal(0, T, B, F)
+    cell, reset = UNITS[unit], resets(t)
 
-    def loss(x, carry, reset):
+    @jax.jit
+    def run(x, carry):
+        def loss(x, carry):
+            carry, y = cell.apply(variables(unit), carry, x, reset)
+            return jnp.square(y[t:]).sum() + sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(carry)), (carry, y[t:])
+
+        return jax.grad(loss, has_aux=True)(x, carry)
+
+    clean_gradient, clean = run(x, busy_carry(cell))
+    assert np.all(clean_gradient[:t] == 0)  # nothing flows back across the start of an episode
+    for bad in [np.nan, np.inf, -np.inf]:
+        poisoned = x.copy()
+        poisoned[:t] = bad
+        gradient, outputs = run(
+            poisoned, jax.tree.map(lambda leaf, bad=bad: jnp.full_like(leaf, bad), busy_carry(cell))
+        )
+        assert_close(outputs, clean)
+        assert_close(gradient[t:], clean_gradient[t:])
+
+
+@every_state
+def test_gradients_of_the_whole_sequence_equal_those_of_steps_and_chunks(unit):
+    x, carry, cell = normal(0, T, B, F), busy_carry(UNITS[unit]), UNITS[unit]
+    reset = resets(0, 4, 5)
+    reset[4, 1] = False
+    weights = normal(3, *apply(unit)(variables(unit), carry, x, reset)[1].shape)
+
+    def gradient(size):
+        def loss(params, carry, x):
+            def chunk(carry, now):
+                return cell.apply(params, carry, *now)
+
+            cut = [part.reshape(-1, size, *part.shape[1:]) for part in (x, jnp.asarray(reset))]
+            carry, y = jax.lax.scan(chunk, carry, cut)
+            y = y.reshape(weights.shape)
+            return (y * weights).sum() + sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(carry))
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(variables(unit), carry, x)
+
+    assert_close(gradient(1), gradient(T), 2e-5)
+    assert_close(gradient(4), gradient(T), 2e-5)
+
+
+@every_state
+def test_gradients_are_the_numerical_ones(unit):
+    cell, reset = UNITS[unit], resets(0, 3)
+    reset[3, 1] = False
+    with jax.enable_x64(True):  # for the difference quotients; memory.py itself never asks for float64
+        x = np.random.default_rng(0).normal(size=(T, B, F))
+        carry = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), busy_carry(cell))
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), variables(unit))
+        function = jax.jit(lambda params, carry, x: cell.apply(params, carry, x, reset))
+        check_grads(function, (params, carry, x), order=1, modes=["rev"], atol=1e-6, rtol=1e-6, eps=1e-6)
+
+
+@every_state
+def test_pieces_for_the_cache_change_nothing(unit, monkeypatch):
+    x, carry, cell = normal(0, T, B, F), busy_carry(UNITS[unit]), UNITS[unit]
+    reset = resets(0, 4)
+    reset[4, 1] = False
+
+    def loss(params, carry, x):
         carry, y = cell.apply(params, carry, x, reset)
-        return jnp.square(y[-(T - t) :]).sum(), (carry, y[-(T - t) :])
+        return jnp.square(y).sum() + sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(carry)), (carry, y)
 
-    _, clean_outputs = loss(x[t:], cell.initialize_carry(B), no_reset(T - t))
-    clean_gradient = jax.grad(loss, has_aux=True)(x[t:], cell.initialize_carry(B), no_reset(T - t))[0]
-    gradient, outputs = jax.grad(loss, has_aux=True)(poisoned, carry, reset_at(t))
-    assert_close(outputs, clean_outputs)
-    assert_close(gradient[t:], clean_gradient, 1e-5)
+    def run():
+        return jax.jit(jax.grad(lambda *args: loss(*args), argnums=(0, 1, 2), has_aux=True))(variables(unit), carry, x)
 
-
-@pytest.mark.parametrize("unit", WITH_STATE)
-def test_gradients_of_the_whole_sequence_equal_those_of_single_steps(unit):
-    cell, x, reset = UNITS[unit], batch(), reset_at(0, 4, 5, 9).at[4, 1].set(False)
-    weights = batch(3, features=cell.apply(variables(cell), busy_carry(cell), x, reset)[1].shape[-1])
-
-    def loss(params, carry, x, cuts):
-        carry, y = in_chunks(cell, params, carry, x, reset, cuts)
-        return (y * weights).sum() + sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(carry))
-
-    gradient = jax.grad(loss, argnums=(0, 1, 2))
-    arguments = variables(cell), busy_carry(cell), x
-    assert_close(gradient(*arguments, []), gradient(*arguments, range(1, T)), 2e-5)
-    assert_close(gradient(*arguments, []), gradient(*arguments, [6]), 2e-5)
+    whole = run()
+    monkeypatch.setattr(memory, "PIECE", 3 * B)  # pieces of 3, 3 and 2 steps
+    assert_close(run(), whole, 1e-5)
 
 
+@every_unit
 def test_one_sequence_of_a_batch_does_not_see_the_others(unit):
-    cell, x, reset = UNITS[unit], batch(), reset_at(3).at[3, 0].set(False)
-    params, carry = variables(cell), busy_carry(cell)
-    together = cell.apply(params, carry, x, reset)[1]
+    x, reset, carry = normal(0, T, B, F), resets(3), busy_carry(UNITS[unit])
+    reset[3, 0] = False
+    together = apply(unit)(variables(unit), carry, x, reset)[1]
     for b in range(B):
         alone = jax.tree.map(lambda leaf, b=b: leaf[b : b + 1], carry)
-        y = cell.apply(params, alone, x[:, b : b + 1], reset[:, b : b + 1])[1]
+        y = apply(unit)(variables(unit), alone, x[:, b : b + 1], reset[:, b : b + 1])[1]
         assert_close(y, together[:, b : b + 1])
 
 
+@every_unit
 def test_carry_keeps_its_shapes_and_types_under_scan(unit):
-    cell, x, reset = UNITS[unit], batch(), reset_at(3)
-    params, carry = variables(cell), cell.initialize_carry(B)
-    assert all(leaf.shape[0] == B and leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(carry))
+    x, reset, carry, cell = normal(0, T, B, F), resets(3), busy_carry(UNITS[unit]), UNITS[unit]
+    assert all(leaf.shape[0] == B and leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(cell.initialize_carry(B)))
 
-    def act(carry, now):
-        carry, y = cell.apply(params, carry, now[0][None], now[1][None])
-        return carry, y[0]
+    @jax.jit
+    def rollout(carry):
+        def act(carry, now):
+            carry, y = cell.apply(variables(unit), carry, now[0][None], now[1][None])
+            return carry, y[0]
 
-    scanned = jax.lax.scan(act, carry, (x, reset))  # fails if the carry changes its shape or type
-    assert_close(scanned, cell.apply(params, carry, x, reset))
+        return jax.lax.scan(act, carry, (x, reset))  # fails if the carry changes its shape or type
+
+    assert_close(rollout(carry), apply(unit)(variables(unit), carry, x, reset))
+    shapes = jax.tree.map(jnp.shape, apply(unit)(variables(unit), carry, x, reset)[0])
+    assert shapes == jax.tree.map(jnp.shape, cell.initialize_carry(B))
 
 
+@every_unit
 def test_seeds_can_be_vmapped(unit):
-    cell, reset = UNITS[unit], reset_at(3)
-    seeds = jax.random.split(jax.random.key(2), 3)
-    inputs = jnp.stack([batch(seed) for seed in range(3)])
+    reset, cell = resets(3), UNITS[unit]
+    seeds, inputs = jax.random.split(jax.random.key(2), 3), normal(0, 3, T, B, F)
 
     def train(key, x):
-        params = cell.init(key, cell.initialize_carry(B), x, reset)
-        loss = lambda params, x: jnp.square(cell.apply(params, cell.initialize_carry(B), x, reset)[1]).sum()  # noqa: E731
-        return jax.grad(loss, argnums=(0, 1), allow_int=True)(params, x)
+        carry = cell.initialize_carry(B)
+        loss = lambda params, x: jnp.square(cell.apply(params, carry, x, reset)[1]).sum()  # noqa: E731
+        return jax.grad(loss, argnums=(0, 1))(cell.init(key, carry, x, reset), x)
 
-    together = jax.vmap(train)(seeds, inputs)
+    together, single = jax.jit(jax.vmap(train))(seeds, inputs), jax.jit(train)
     for i in range(3):
-        assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), train(seeds[i], inputs[i]), 1e-5)
+        assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), single(seeds[i], inputs[i]), 2e-5)
 
 
-@pytest.mark.parametrize("unit", WITH_STATE)
-def test_freezing_stops_the_gradient_of_the_parameters_only(unit):
-    trained, x, reset = UNITS[unit], batch(), reset_at(4)
-    frozen = trained.clone(freeze=True)
-    params, carry = variables(trained), busy_carry(trained)
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, params, variables(frozen)))
+@every_state
+def test_freezing_stops_the_gradient_of_the_parameters_only_and_drops_its_work(unit):
+    trained, x, reset, carry = UNITS[unit], normal(0, T, B, F), resets(4), busy_carry(UNITS[unit])
+    frozen, params = trained.clone(freeze=True), variables(unit)
+    init = jax.jit(frozen.init)(jax.random.key(1), frozen.initialize_carry(B), x[:1], reset[:1])
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, params, init))
 
-    def loss(cell, params, carry, x):
-        carry, y = cell.apply(params, carry, x, reset)
-        return jnp.square(y).sum() + sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(carry))
+    def gradient(cell):
+        def loss(params, carry, x):
+            carry, y = cell.apply(params, carry, x, reset)
+            return jnp.square(y).sum() + sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(carry))
 
-    of_params, *of_rest = jax.grad(loss, argnums=(1, 2, 3))(trained, params, carry, x)
-    of_frozen_params, *of_frozen_rest = jax.grad(loss, argnums=(1, 2, 3))(frozen, params, carry, x)
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(params, carry, x).compile()
+
+    of_trained, of_frozen = gradient(trained), gradient(frozen)
+    (of_params, *of_rest), (of_frozen_params, *of_frozen_rest) = (f(params, carry, x) for f in (of_trained, of_frozen))
     assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(of_params))
     assert all(jnp.all(leaf == 0) for leaf in jax.tree.leaves(of_frozen_params))
     assert_close(of_frozen_rest, of_rest)
+    assert of_frozen.cost_analysis()["flops"] < of_trained.cost_analysis()["flops"]
+
+
+@every_state
+def test_frozen_parameters_are_bit_identical_after_training_and_what_is_upstream_is_not(unit):
+    cell, reset, target = UNITS[unit].clone(freeze=True), resets(4), normal(5, T, B, 1)
+    params = {"encoder": {"W": normal(1, F, F)}, "memory": variables(unit)["params"]}
+    trainable, frozen = partition(params, lambda path: path[0] == "memory")
+    optimiser = optax.adam(1e-2)
+    state = optimiser.init(trainable)
+    assert len(jax.tree.leaves(state)) == 1 + 2 * 1  # Adam's count, and two moments of the one trainable leaf
+
+    @jax.jit
+    def update(trainable, state):
+        def loss(trainable):
+            params = merge(trainable, frozen)
+            carry = cell.initialize_carry(B)
+            y = cell.apply({"params": params["memory"]}, carry, normal(0, T, B, F) @ params["encoder"]["W"], reset)[1]
+            return jnp.square(y - target).mean()
+
+        changes, state_ = optimiser.update(jax.grad(loss)(trainable), state)
+        return optax.apply_updates(trainable, changes), state_
+
+    learned = trainable
+    for _ in range(3):
+        learned, state = update(learned, state)
+    after = merge(learned, frozen)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, after["memory"], variables(unit)["params"]))
+    assert np.all(after["encoder"]["W"] != params["encoder"]["W"])
 
 
 def test_wrong_arguments_are_named():
-    cell, x, reset = UNITS["gru"], batch(), no_reset()
-    params, carry = variables(cell), cell.initialize_carry(B)
+    cell, x, reset, carry = UNITS["gru"], normal(0, T, B, F), resets(), np.zeros((B, F), np.float32)
     for arguments, message in [
-        ((carry, x[0], reset), "x must be"),
-        ((carry, x, reset[:-1]), "reset must be"),
-        ((carry, x, reset.T), "reset must be"),
-        ((carry, x, reset.astype(float)), "reset must be bool"),
-        ((carry[:-1], x, reset), "carry"),
-        (((carry, carry), x, reset), "carry"),
+        ((carry, x[0], reset), "GRU: x must be"),
+        ((carry, x[:0], reset[:0]), "at least one step"),
+        ((carry, x, reset[:-1]), "GRU: reset must be"),
+        ((carry, x, reset.T), "GRU: reset must be"),
+        ((carry, x, reset.astype(float)), "GRU: reset must be bool"),
+        ((carry[:-1], x, reset), "GRU: the carry"),
+        (((carry, carry), x, reset), "GRU: the carry"),
     ]:
         with pytest.raises(ValueError, match=message):
-            cell.apply(params, *arguments)
+            cell.apply(variables("gru"), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("cell", "fields", "message"),
+    [
+        (GRU, {"features": 0}, "GRU: features must be positive, not 0"),
+        (GRU, {"features": -3}, "GRU: features"),
+        (FFM, {"trace_size": 0}, "FFM: trace_size must be positive, not 0"),
+        (FFM, {"context_size": -1}, "FFM: context_size"),
+        (FFM, {"form": "fast"}, "FFM: form must be one of auto, sequential, associative, not 'fast'"),
+        (LRU, {"r_min": 1.0, "r_max": 0.9}, "LRU: .* r_min < r_max"),
+        (LRU, {"r_max": 1.1}, "LRU: .* r_max"),
+        (LRU, {"max_phase": 0.0}, "LRU: max_phase"),
+        (DeepESN, {"num_layers": 0}, "DeepESN: num_layers"),
+        (DeepESN, {"leak": 0.0}, "DeepESN: leak"),
+        (DeepESN, {"spectral_radius": -1.0}, "DeepESN: spectral_radius"),
+        (ParalESN, {"leak": 1.5}, "ParalESN: leak"),
+        (ParalESN, {"kernel_size": 0}, "ParalESN: kernel_size"),
+    ],
+)
+def test_wrong_sizes_are_named(cell, fields, message):
+    with pytest.raises(ValueError, match=message):
+        cell(**({"features": F} | fields))
+
+
+def test_the_lru_needs_an_input_as_wide_as_its_output():
+    cell = LRU(F + 1)
+    with pytest.raises(ValueError, match="LRU: .* features = 5, x has 4"):
+        cell.init(jax.random.key(0), cell.initialize_carry(B), normal(0, T, B, F), resets())
 
 
 def test_partition_and_merge_are_inverse_and_count():
@@ -218,3 +334,6 @@ def test_partition_and_merge_are_inverse_and_count():
         "c": {"total": 1, "trainable": 1, "frozen": 0},
         "all": {"total": 16, "trainable": 7, "frozen": 9},
     }
+    for nothing in [lambda path: False, lambda path: True]:
+        parts = partition(params, nothing)
+        assert {} in parts and jax.tree.structure(merge(*parts)) == jax.tree.structure(params)
