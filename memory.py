@@ -354,7 +354,8 @@ def linear_backward(static, saved, dh):
     if form == "sequential":
         zero = pair(jnp.zeros_like(initial))
         (g, d_decay), du = jax.lax.scan(step, (zero, zero), (dh, h, reset), reverse=True)
-        d_decay = packed(add(d_decay, multiply(conjugate(pair(initial)), g)))
+        seen = where_reset(reset[0], 0.0, initial)  # a NaN in it must not reach the gradient of λ as NaN · 0
+        d_decay = packed(add(d_decay, multiply(conjugate(pair(seen)), g)))
         return d_decay.sum(0), du, None, packed(multiply(back, g))
 
     cut = jnp.concatenate([reset[1:], jnp.zeros_like(reset[:1])])  # is the state of this step the last of an episode?

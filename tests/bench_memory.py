@@ -7,7 +7,8 @@
 
 The peers are flax.linen's GRUCell in a scan, and the LRU and FFM of memax and memorax, where they are installed:
 `pip install memax==0.1.1 memorax==1.0.1 equinox`. All contenders of one size take turns, so that whatever else the
-machine does slows all of them; what is reported is each one's fastest turn, and what is promised is ratios.
+machine does slows all of them; what is reported is each one's fastest turn, and what is promised is ratios. "cpu_ms" is
+the processor time of the turn that needed least, over all threads: it depends less on what else the machine does.
 
 Forward is the loss mean(y²). Forward+backward is its gradient for the parameters and the input; for a frozen unit, for
 the input alone. Each contender gets its own memory layout (time or batch first), so nobody pays for a transposition.
@@ -97,7 +98,21 @@ def memorax(cell_name, **sizes):
     return make
 
 
+def one_product(x, reset):
+    """x W alone, the yardstick: the arithmetic of a unit is a known number of such products (see PRODUCTS)."""
+    W = jax.random.normal(jax.random.key(0), (FEATURES, FEATURES)) / FEATURES**0.5
+    return W, lambda W, x, reset: memory.product(x, W), True
+
+
+PRODUCTS = {"GRU": (6, 18, 12), "LRU": (4, 12, 8), "FFM": (3.25, 9.75, 6.5), "FFM 4x64": (4, 12, 8)}
+"""Products of [T · B, 256] with [256, 256] in forward, forward+backward, and forward+backward of a frozen unit."""
+
 CONTENDERS = {
+    "FFM against GRU": {
+        "FFM": ours(memory.FFM(FEATURES)),
+        "GRU": ours(memory.GRU(FEATURES)),
+        "flax GRU": flax_gru,
+    },
     "GRU": {
         "trained": ours(memory.GRU(FEATURES)),
         "frozen": ours(memory.GRU(FEATURES, freeze=True)),
@@ -150,7 +165,7 @@ def measure(contenders, batch, steps, seconds):
     x = jax.random.normal(jax.random.key(1), (steps, batch, FEATURES))
     reset = jax.random.bernoulli(jax.random.key(2), 1 / 100, (steps, batch))
     runs = {}
-    for name, make in contenders.items():
+    for name, make in ({"product": one_product} | contenders).items():
         try:
             for pass_name, compiled, arguments, compile_seconds in programs(name, make, x, reset):
                 runs[name, pass_name] = {"compile_s": round(compile_seconds, 2)}, compiled, arguments, []
@@ -161,16 +176,64 @@ def measure(contenders, batch, steps, seconds):
     deadline, rounds = time.perf_counter() + seconds, 0
     while rounds < 3 or (time.perf_counter() < deadline and rounds < 30):
         for _, compiled, arguments, times in runs.values():
-            start = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             jax.block_until_ready(compiled(*arguments))
-            times.append(time.perf_counter() - start)
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
         rounds += 1
     results = {}
     for (name, pass_name), (result, _, _, times) in runs.items():
-        milliseconds = sorted(1e3 * t for t in times)
-        result |= {"ms": round(milliseconds[0], 2), "median_ms": round(milliseconds[len(times) // 2], 2)}
+        wall, cpu = (sorted(1e3 * t for t in column) for column in zip(*times, strict=True))
+        result |= {"ms": round(wall[0], 2), "median_ms": round(wall[len(wall) // 2], 2), "cpu_ms": round(cpu[0], 2)}
         results.setdefault(name, {})[pass_name] = result | {"turns": len(times)}
     return results
+
+
+FLOORS = [  # unit, batch, steps, pass, what, against, at least
+    *[("LRU", 16, 1024, "forward", "trained", peer, 3.5) for peer in ("memax", "memorax")],
+    *[("LRU", 16, 1024, "forward+backward", "trained", peer, 2.4) for peer in ("memax", "memorax")],
+    *[("LRU", 16, 8192, "forward+backward", "trained", peer, 2.8) for peer in ("memax", "memorax")],
+    *[("FFM 4x64", 16, 1024, "forward", "trained", peer, 1.8) for peer in ("memax", "memorax")],
+    *[("FFM 4x64", 16, 1024, "forward+backward", "trained", peer, 1.5) for peer in ("memax", "memorax")],
+    ("GRU", 1, 128, "forward+backward", "trained", "flax", 2.0),
+    ("GRU", 16, 1024, "forward+backward", "trained", "flax", 1.2),
+    ("GRU", 16, 1024, "forward+backward", "frozen", "trained", 1.25),
+    ("LRU", 16, 1024, "forward+backward", "frozen", "trained", 1.5),
+    ("FFM 4x64", 16, 1024, "forward+backward", "frozen", "trained", 1.5),
+    ("FFM", 16, 1024, "forward+backward", "frozen", "trained", 1.5),
+]
+
+
+def report(stored: dict) -> str:
+    """The measurements as a page of Markdown: what was promised, then everything."""
+    lines = ["# Speed of memory.py", "", "Made by `python tests/bench_memory.py` (its docstring says how).", ""]
+    lines += ["| | against | ratio (wall) | ratio (processor time) | promised |", "|---|---|---|---|---|"]
+    for unit, batch, steps, pass_name, what, against, floor in FLOORS:
+        results = stored.get(f"{unit}, batch {batch}, T = {steps}", {})
+        if {what, against} <= set(results):
+            ours, theirs = results[what][pass_name], results[against][pass_name]
+            ratios = [f"{theirs[key] / ours[key]:.2f}" for key in ("ms", "cpu_ms")]
+            case = f"{unit} {what}, {pass_name}, batch {batch}, T = {steps}"
+            lines.append(f"| {case} | {against} | {ratios[0]} | {ratios[1]} | {floor} |")
+    lines += [
+        "",
+        "Milliseconds of the fastest turn, and seconds to compile. The last column divides by the time that the",
+    ]
+    lines += ["the matrix products of the unit alone would take, at the speed of one product in the same run."]
+    lines += ["", "| | forward | forward+backward | compile | over the products alone |", "|---|---|---|---|---|"]
+    for case, results in stored.items():
+        unit = case.split(",")[0]
+        for name, passes in results.items():
+            forward, both = passes["forward"], passes["forward+backward"]
+            over = ""
+            if unit in PRODUCTS and name in ("trained", "frozen"):
+                limits = PRODUCTS[unit][0], PRODUCTS[unit][2 if name == "frozen" else 1]
+                yardstick = results["product"]["forward"]["ms"]
+                over = " / ".join(
+                    f"{p['ms'] / n / yardstick:.2f}" for p, n in zip((forward, both), limits, strict=True)
+                )
+            compiling = f"{forward['compile_s']} / {both['compile_s']}"
+            lines.append(f"| {case}: {name} | {forward['ms']} | {both['ms']} | {compiling} | {over} |")
+    return "\n".join(lines) + "\n"
 
 
 def main():
@@ -181,7 +244,11 @@ def main():
     parser.add_argument("--seconds", type=float, default=20, help="how long the contenders of one size take turns")
     parser.add_argument("--only", nargs="+", help="time these contenders alone, e.g. trained frozen")
     parser.add_argument("--json", type=Path, default=DOCS / "memory_benchmark.json")
+    parser.add_argument("--report", action="store_true", help="write the Markdown page beside the JSON file, and stop")
     args = parser.parse_args()
+    if args.report:
+        args.json.with_suffix(".md").write_text(report(json.loads(args.json.read_text())))
+        return
     for unit in args.units:
         for batch in args.batch:
             for steps in args.steps:

@@ -132,6 +132,19 @@ def test_nan_and_inf_do_not_cross_a_reset_in_values_or_gradients(unit):
 
 
 @every_state
+def test_a_nan_in_the_stored_state_does_not_reach_the_parameters_if_all_episodes_start_anew(unit):
+    cell, x = UNITS[unit], normal(0, T, B, F)
+
+    @jax.jit
+    def gradient(carry):
+        loss = lambda params: jnp.square(cell.apply(params, carry, x, resets(0, 4))[1]).sum()  # noqa: E731
+        return jax.grad(loss)(variables(unit))
+
+    poisoned = jax.tree.map(lambda leaf: jnp.full_like(leaf, np.nan), busy_carry(cell))
+    assert_close(gradient(poisoned), gradient(busy_carry(cell)))
+
+
+@every_state
 def test_gradients_of_the_whole_sequence_equal_those_of_steps_and_chunks(unit):
     x, carry, cell = normal(0, T, B, F), busy_carry(UNITS[unit]), UNITS[unit]
     reset = resets(0, 4, 5)
