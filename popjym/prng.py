@@ -1,41 +1,38 @@
 """Random words for small programs.
 
-On a CPU, `jax.random` costs more than a whole step of these games: every call compiles to a loop with many small
-kernels, and splitting a key is another such call. So one step makes one call, for all the random words it needs. The
-generator is the one behind jax's default keys, Threefry-2x32 (Salmon et al. 2011): block i is the hash of counter i.
+On a CPU, `jax.random` costs more than a whole step of these games: every call compiles to a loop of many small kernels,
+and to split a key is one more such call. So one step makes one call, for all the random words it needs, and the hash is
+written out as plain arithmetic. The generator is the one behind jax's default keys, Threefry-2x32 (Salmon et al. 2011):
+block i is the hash of the counter i.
 """
 
 import jax
 import jax.numpy as jnp
 
-ROTATIONS_EVEN, ROTATIONS_ODD = (13, 15, 26, 6), (17, 29, 16, 24)
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
-def _mix(left, right, rotations):
-    """Four rounds of Threefry-2x32."""
-    for rotation in rotations:
-        left = left + right
-        right = (right << rotation) | (right >> (32 - rotation))
-        right = right ^ left
-    return left, right
+def _stored(x):
+    """x, written to memory once.
+
+    XLA fuses arithmetic into whatever uses its result, and would hash again in every expression that uses a word, in
+    loops that do not vectorise. It does not do that with a sum, even with one like this.
+    """
+    return jnp.sum(jnp.where(jnp.arange(2) == 0, x[..., None], 0), axis=-1, dtype=x.dtype)
 
 
-def threefry(key, counts):
-    """The Threefry-2x32 hash of the counters (0, counts), all uint32: a key of two words -> two words per count."""
-    k0, k1 = key
-    k2 = k0 ^ k1 ^ jnp.uint32(0x1BD11BDA)
-    left, right = _mix(jnp.full_like(counts, k0), counts + k1, ROTATIONS_EVEN)
-    left, right = left + k1, right + k2 + jnp.uint32(1)
-
-    # The other sixteen rounds as a loop of two, for the sake of the loop: its result is stored. Straight-line code
-    # would be fused into every expression that uses a word, and hashed again for each of them.
-    def eight_rounds(i, words):
-        left, right = _mix(*words, ROTATIONS_ODD)
-        left, right = left + jnp.where(i == 0, k2, k1), right + jnp.where(i == 0, k0, k2) + jnp.uint32(2 * i + 2)
-        left, right = _mix(left, right, ROTATIONS_EVEN)
-        return left + jnp.where(i == 0, k0, k2), right + jnp.where(i == 0, k1, k0) + jnp.uint32(2 * i + 3)
-
-    return jax.lax.fori_loop(0, 2, eight_rounds, (left, right))
+def threefry(key, count):
+    """The Threefry-2x32 hash of the counter (0, count): two words from a key of two words, all uint32."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA))
+    left, right = jnp.full_like(count, key[0]), count + key[1]
+    for group in range(5):
+        for rotation in ROTATIONS[group % 2]:
+            left = left + right
+            right = (right << rotation) | (right >> (32 - rotation))
+            right = right ^ left
+        left = left + schedule[(group + 1) % 3]
+        right = right + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
+    return _stored(left), _stored(right)
 
 
 def words(key, n):
@@ -48,8 +45,9 @@ def words(key, n):
     key_words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if key_words.shape != (2,):  # not a threefry key
         return list(jax.random.bits(key, (n,)))
-    left, right = threefry((key_words[0], key_words[1]), jnp.arange((n + 1) // 2, dtype=jnp.uint32))
-    return [(left, right)[i % 2][i // 2] for i in range(n)]
+    key_words = (_stored(key_words[0]), _stored(key_words[1]))
+    blocks = [threefry(key_words, jnp.uint32(i)) for i in range((n + 1) // 2)]
+    return [word for block in blocks for word in block][:n]
 
 
 def below(word, n):

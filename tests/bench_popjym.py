@@ -4,8 +4,8 @@
     python tests/bench_popjym.py MinesweeperEasy ...  # of some
     python tests/bench_popjym.py --write              # speed and returns of every id, into popjym/README.md
 
-Environment steps per second, auto-reset included. Ours: one jitted scan over vmapped steps that carries observations and
-states, its keys split inside. The original: a loop over `step` and `reset` on one core. All get ready-made random actions.
+Environment steps per second, auto-reset included. Ours: one jitted scan over vmapped steps that carries observations
+and states, its keys split inside. The original: a loop over `step` and `reset`. All get ready-made random actions.
 Rounds of the three alternate, so that whatever else the machine does hits all of them; the best round counts.
 """
 
@@ -22,15 +22,16 @@ import popgym.envs
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import popjym  # noqa: E402
 import popjym_players as players  # noqa: E402
+
+import popjym  # noqa: E402
 
 BATCHES = {16: 2000, 1024: 100}  # environments: steps of each in one timed call
 ROUNDS = 7
 
 
 def jax_runner(env, params, batch, steps):
-    """A function that plays `batch` environments for `steps` steps, compiled and warm; it returns the seconds it took."""
+    """A function that plays `batch` environments for `steps` steps and returns the seconds it took, without compiling."""
     step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 
     @jax.jit
