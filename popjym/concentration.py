@@ -17,7 +17,6 @@ remember      what has been seen where. The observation shows a card that is not
 import math
 
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from popjym import deck, spaces
@@ -42,18 +41,13 @@ class ConcentrationParams:
         return math.ceil(2 * n - n / (2 * n - 1))
 
 
-def entries(params):
-    """Of every entry of the observation: its place on the table, and what it stands for: a kind, or face down."""
-    return np.divmod(np.arange(params.num_cards * (params.kinds + 1)), params.kinds + 1)
-
-
 @struct.dataclass
 class ConcentrationState:
     time: jnp.ndarray  # int32: steps played
     deck: jnp.ndarray  # int32 [kinds]: the cards nobody has turned yet; see deck.py
     table: jnp.ndarray  # int8 [num_cards]: the kind of every card that has been turned, -1 elsewhere
-    found: jnp.ndarray  # bool [num_cards]: face up for good
-    shown: jnp.ndarray  # bool [num_cards (kinds + 1)]: the table with these face up, as it is observed
+    shown: jnp.ndarray  # bool [num_cards (kinds + 1)]: the table as it is observed between two tries, only pairs up
+    pairs: jnp.ndarray  # int32: how many have been found
     first: jnp.ndarray  # int32: place of the first card of this try, or -1
 
 
@@ -61,13 +55,12 @@ class Concentration(Environment):
     move_words = 1
 
     def start(self, words, params):
-        _, kind_of_entry = entries(params)
         state = ConcentrationState(
             time=jnp.int32(0),
             deck=deck.full(params.kinds, params.num_decks),
             table=jnp.full(params.num_cards, NO_CARD, jnp.int8),
-            found=jnp.zeros(params.num_cards, bool),
-            shown=jnp.array(kind_of_entry == params.kinds),
+            shown=jnp.tile(jnp.arange(params.kinds + 1) == params.kinds, params.num_cards),
+            pairs=jnp.int32(0),
             first=jnp.int32(NO_CARD),
         )
         return state.shown.astype(jnp.float32), state
@@ -76,7 +69,7 @@ class Concentration(Environment):
         time = state.time + 1
         here = jnp.clip(action, 0, params.num_cards - 1)
         is_second = state.first != NO_CARD
-        already_up = state.found[here]
+        already_up = ~state.shown[here * (params.kinds + 1) + params.kinds]
 
         # A card that nobody has seen can be any of the unseen cards: it is dealt when it is turned for the first time.
         kind, fewer_cards = deck.deal(words[0], state.deck)
@@ -84,7 +77,7 @@ class Concentration(Environment):
         unseen = seen_kind == NO_CARD
         kind = jnp.where(unseen, kind, seen_kind)
         cards = jnp.where(unseen, fewer_cards, state.deck)
-        first_kind = state.table[state.first].astype(jnp.int32)
+        first_kind = state.table[state.first].astype(jnp.int32)  # means nothing for the first card of a try
 
         matches = is_second & (kind == first_kind) & (here != state.first)
         pair = matches & ~already_up
@@ -93,18 +86,21 @@ class Concentration(Environment):
         reward = jnp.where(failed, -cards_of_try / params.max_steps_in_episode, 0.0)
         reward = jnp.where(pair, 1 / (params.num_cards // 2), reward)
 
-        place = jnp.arange(params.num_cards)
-        table = jnp.where(place == here, kind.astype(jnp.int8), state.table)
-        found = state.found | (pair & ((place == here) | (place == state.first)))
+        table = jnp.where(jnp.arange(params.num_cards) == here, kind.astype(jnp.int8), state.table)
+        pairs = state.pairs + pair
 
-        place, kind_of_entry = entries(params)  # [num_cards (kinds + 1)]
-        obs = jnp.where(place == state.first, kind_of_entry == first_kind, state.shown)
-        obs = jnp.where(place == here, kind_of_entry == kind, obs)
+        # The kinds + 1 entries of the two turned cards show their kinds; the others are as they were.
+        entry = jnp.arange(params.num_cards * (params.kinds + 1))
+        of_here = (entry - here * (params.kinds + 1)).astype(jnp.uint32)  # above kinds for the other cards
+        of_first = (entry - state.first * (params.kinds + 1)).astype(jnp.uint32)
+        obs = jnp.where(of_first <= params.kinds, of_first == first_kind.astype(jnp.uint32), state.shown)
+        obs = jnp.where(of_here <= params.kinds, of_here == kind.astype(jnp.uint32), obs)
         shown = jnp.where(pair, obs, state.shown)
 
         first = jnp.where(is_second | already_up, NO_CARD, here)
-        state = ConcentrationState(time, cards, table, found, shown, first)
-        return obs.astype(jnp.float32), state, reward, jnp.all(found), time >= params.max_steps_in_episode
+        state = ConcentrationState(time, cards, table, shown, pairs, first)
+        terminated, truncated = pairs == params.num_cards // 2, time >= params.max_steps_in_episode
+        return obs.astype(jnp.float32), state, reward, terminated, truncated
 
     def observation_space(self, params=None):
         params = params or self.default_params

@@ -20,7 +20,7 @@ def full(kinds, num_decks):
 
 def deal(word, deck):
     """Deal one card with one random word: its kind (int32) and the deck without it."""
-    card_is_at_most = prng.below(word, deck[-1]) < deck  # [kinds]; true from the card's kind on
+    card_is_at_most = prng.stored(prng.below(word, deck[-1])) < deck  # [kinds]; true from the card's kind on
     return jnp.sum(~card_is_at_most, dtype=jnp.int32), deck - card_is_at_most
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
-def _stored(x):
+def stored(x):
     """x, written to memory once.
 
     XLA fuses arithmetic into whatever uses its result, and would hash again in every expression that uses a word, in
@@ -32,7 +32,7 @@ def threefry(key, count):
             right = right ^ left
         left = left + schedule[(group + 1) % 3]
         right = right + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
-    return _stored(left), _stored(right)
+    return stored(left), stored(right)
 
 
 def words(key, n):
@@ -45,7 +45,7 @@ def words(key, n):
     key_words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     if key_words.shape != (2,):  # not a threefry key
         return list(jax.random.bits(key, (n,)))
-    key_words = (_stored(key_words[0]), _stored(key_words[1]))
+    key_words = (stored(key_words[0]), stored(key_words[1]))
     blocks = [threefry(key_words, jnp.uint32(i)) for i in range((n + 1) // 2)]
     return [word for block in blocks for word in block][:n]
 

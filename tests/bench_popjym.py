@@ -31,7 +31,7 @@ ROUNDS = 7
 
 
 def jax_runner(env, params, batch, steps):
-    """A function that plays `batch` environments for `steps` steps and returns the seconds it took, without compiling."""
+    """A function that plays `batch` environments for `steps` steps and returns the seconds it took."""
     step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 
     @jax.jit
