@@ -2,7 +2,8 @@
 
 The agent sees [observation, previous action], keeps what matters in a recurrent memory, and learns Q values from its
 own rollouts with TD(λ): no replay buffer, no target network. `--memory` swaps the memory by one word; `--frozen` leaves
-its weights as they were drawn and trains only what stands around it.
+its weights as they were drawn and trains only what stands around it. All of that ends with `evaluate`; what comes after
+it, the keeping of runs, is the same in every script.
 
     python pqn_ffm.py --env RepeatPrevious --frozen
     python pqn_ffm.py --env StatelessCartPoleHard --memory gru --num-seeds 10
@@ -494,22 +495,25 @@ def write_json(file: Path, data: dict):
 def make_folders(args: SimpleNamespace, parameters: dict) -> list[Path]:
     """A new run folder with a config.json for each seed. The seeds are one program, and share its checkpoints."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else None
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     packages = ("jax", "flax", "optax", "numpy", "orbax-checkpoint")
     versions = {name: importlib.metadata.version(name) for name in packages} | {"python": sys.version.split()[0]}
-    config = {"script": Path(__file__).stem, "command_line": sys.argv[1:], "args": vars(args), "git_commit": commit}
-    config |= {"parameters": parameters, "versions": versions}
-    name = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' if args.frozen else ''}"
-    names = [f"{name}__{args.seed + i}__{int(time.time())}" for i in range(args.num_seeds)]
+    config = {"script": Path(__file__).stem, "command_line": sys.argv[1:], "args": vars(args)}
+    config |= {"parameters": parameters, "git_commit": commit or None, "versions": versions}
+    setting, now, made = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", int(time.time()), []
+    while (Path(args.run_dir) / f"{setting}__{args.seed}__{now}").exists():  # started in the same second
+        now += 1
+    names = [f"{setting}__{args.seed + i}__{now}" for i in range(args.num_seeds)]
     folders = [Path(args.run_dir) / name for name in names]
     try:
         for i, folder in enumerate(folders):
             folder.mkdir(parents=True)
+            made.append(folder)
             write_json(folder / "config.json", config | {"seed": args.seed + i, "runs": names})
             if i > 0:
                 (folder / "checkpoints").symlink_to(Path("..") / names[0] / "checkpoints")
     except OSError as error:
-        for folder in folders:
+        for folder in made:
             shutil.rmtree(folder, ignore_errors=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         fail(f"--run-dir {args.run_dir}: no run folder can be made there: {error}", code=1 if full else 2)
@@ -630,7 +634,7 @@ if __name__ == "__main__":
     state, note = restore(checkpoints, jax.jit(init)(keys))
     if reading and note is None:
         fail(f"--evaluate {args.evaluate}: the run has no checkpoint yet")
-    note = note or {"update": 0, "seconds": 0.0, "event_files": [{} for _ in folders]}
+    fresh, note = note is None, note or {"update": 0, "seconds": 0.0, "event_files": [{} for _ in folders]}
     first_update, update, seconds = note["update"], note["update"], note["seconds"]
     steps_per_update = args.num_envs * args.num_steps
     num_updates = args.total_timesteps // steps_per_update
@@ -660,7 +664,7 @@ if __name__ == "__main__":
     start, last_save, next_line, pending, mean_return = time.time(), time.time(), 0.0, [], np.nan
     try:
         logger = Logger(folders, note["event_files"], args.track)
-        if update == 0:
+        if fresh:
             logger.log(0, describe_memory(state.params, state.frozen))
         while True:
             running = update < num_updates and not stop_signals

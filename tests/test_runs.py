@@ -185,6 +185,27 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(script, small, tm
     assert_same_run(run, only(tmp_path / "whole"), 1000)
 
 
+def test_a_run_stopped_before_its_first_update_resumes(script, small, tmp_path):
+    command = f"{small} --total-timesteps {STEPS * 8}"
+    stopped = script(f"{command} --run-dir parts", stop=(signal.SIGTERM, "run folder"))
+    assert stopped.returncode == 143 and stopped.stderr == ""
+    run = only(tmp_path / "parts")
+    assert script(f"{small.split()[0]} --resume {run}").returncode == 0
+    assert script(f"{command} --run-dir whole").returncode == 0
+    assert_same_run(run, only(tmp_path / "whole"), 8)
+
+
+def test_two_runs_started_in_the_same_second_have_two_folders(script, small, tmp_path):
+    slow_clock = "import time; time.time = lambda: 1700000000 + time.perf_counter() % 1e6 / 1e6"
+    (tmp_path / "sitecustomize.py").write_text(slow_clock)
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    for _ in range(2):
+        assert script(f"{small} --total-timesteps {STEPS * 4}", env=env).returncode == 0
+    first, second = sorted((tmp_path / "runs").iterdir())
+    assert (first.name[-10:], second.name[-10:]) == ("1700000000", "1700000001")
+    assert (first / "eval.json").exists() and (second / "eval.json").exists()
+
+
 def test_a_finished_run_resumed_stays_as_it_is(script, small, tmp_path):
     assert script(f"{small} --total-timesteps {STEPS * 4}").returncode == 0
     run = only(tmp_path / "runs")
