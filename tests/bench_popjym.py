@@ -89,7 +89,7 @@ def measure(env_id):
 
 
 def mean_return(env_id, standard):
-    """What a scripted player gets on average, and in brackets the number that follows from the rules, if there is one."""
+    """What a scripted player gets on average, and in brackets what the rules say, where they say a number."""
     if standard.player is None:
         return f"{standard.expected:.3f}"
     env, params = popjym.make(env_id)
