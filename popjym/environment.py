@@ -84,7 +84,7 @@ class Environment(abc.ABC):
         # Under vmap both branches of a cond are computed for every environment, so a select says the same in fewer
         # words. It also means that `restart` runs at every step: it has to be cheap.
         first = self.restart(words[self.move_words :], state, params)
-        obs, state = jax.tree.map(partial(jnp.where, done), first, (obs, state))
+        obs, state = jax.tree.map(partial(jnp.where, prng.stored(done)), first, (obs, state))
         return obs, state, reward, done, info
 
     def _move(self, words, state, action, params):

@@ -18,7 +18,8 @@ def stored(x):
     XLA fuses arithmetic into whatever uses its result, and would hash again in every expression that uses a word, in
     loops that do not vectorise. It does not do that with a sum, even with one like this.
     """
-    return jnp.sum(jnp.where(jnp.arange(2) == 0, x[..., None], 0), axis=-1, dtype=x.dtype)
+    twice = jnp.where(jnp.arange(2) == 0, x[..., None], jnp.zeros_like(x)[..., None])
+    return jnp.any(twice, axis=-1) if x.dtype == bool else jnp.sum(twice, axis=-1, dtype=x.dtype)
 
 
 def threefry(key, count):
