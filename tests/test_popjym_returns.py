@@ -34,6 +34,7 @@ def test_memory_pays(env_id):
     if ceiling is not memory and ceiling.player is not None:
         highest = returns(env_id, ceiling)
         assert_as_expected(highest, ceiling)
-        assert with_memory.mean() <= highest.mean()
+        if ceiling.expected is not None:  # the pendulum's is only the same controller with the true state
+            assert with_memory.mean() <= highest.mean()
     gain = with_memory - without  # the same keys, so where actions do not matter to chance also the same cards
     assert gain.mean() > 4.5 * gain.std() / np.sqrt(EPISODES)
