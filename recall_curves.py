@@ -141,12 +141,14 @@ def cue_accuracy(cell, key, noise_key, direction, bits, delays, noise) -> list[f
 
 def plot(results: dict, path: Path) -> None:
     tasks = list(results)
+    names = dict.fromkeys(name for units in results.values() for name in units)
+    colours = {name: f"C{i % 10}" for i, name in enumerate(names)}  # a unit has one colour in all panels
     figure, axes = plt.subplots(1, len(tasks), figsize=(7 * len(tasks), 5), squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
-        for i, (name, runs) in enumerate(results[task].items()):
+        for name, runs in results[task].items():
             curves = np.array([run["accuracy"] for run in runs])
             label = name if task == "cue" else f"{name}  (capacity {np.mean([r['capacity'] for r in runs]):.0f})"
-            style = dict(color=f"C{i % 10}", linestyle="-" if i < 10 else "--")
+            style = {"color": colours[name]}
             axis.plot(runs[0]["delays"], curves.mean(0), label=label, **style)
             axis.fill_between(runs[0]["delays"], curves.min(0), curves.max(0), alpha=0.15, color=style["color"], lw=0)
         axis.set(xscale="log", xlabel="delay k (steps)", ylabel="accuracy of the bit k steps ago", ylim=(0.45, 1.02))
