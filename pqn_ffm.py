@@ -616,7 +616,7 @@ if __name__ == "__main__":
     train = make_train(args)
     keys = jnp.stack([jax.random.PRNGKey(args.seed + i) for i in range(args.num_seeds)])  # from here on, [S, ...]
     functions = (train.init, train.train_iteration, train.evaluate, train.describe_memory)
-    init, train_iteration, evaluate, describe_memory = (over_seeds(f, args.num_seeds) for f in functions)
+    init, train_iteration, evaluate, describe_memory = (jax.jit(over_seeds(f, args.num_seeds)) for f in functions)
     shapes = jax.eval_shape(train.init, keys[0])
     parameters = count_parameters(shapes.params, shapes.frozen)
     folders = [Path(args.run_dir) / name for name in config["runs"]] if config else make_folders(args, parameters)
@@ -631,7 +631,7 @@ if __name__ == "__main__":
     options = {"max_to_keep": 2, "enable_async_checkpointing": False, "cleanup_tmp_directories": not reading}
     options = ocp.CheckpointManagerOptions(**options, read_only=reading)
     checkpoints = ocp.CheckpointManager((folders[0] / "checkpoints").absolute(), options=options)
-    state, note = restore(checkpoints, jax.jit(init)(keys))
+    state, note = restore(checkpoints, init(keys))
     if reading and note is None:
         fail(f"--evaluate {args.evaluate}: the run has no checkpoint yet")
     fresh, note = note is None, note or {"update": 0, "seconds": 0.0, "event_files": [{} for _ in folders]}
@@ -642,7 +642,7 @@ if __name__ == "__main__":
     def evaluation() -> list[dict[str, Any]]:
         """The greedy episodes of each seed."""
         eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-        returns, lengths = jax.device_get(jax.jit(evaluate)(state.params, state.frozen, eval_keys))  # [S, E]
+        returns, lengths = jax.device_get(evaluate(state.params, state.frozen, eval_keys))  # [S, E]
         for folder, x in zip(folders, returns, strict=True):
             print(f"evaluation     return {x.mean():.3f} ± {x.std():.3f}  {folder}")
         return [
@@ -661,11 +661,12 @@ if __name__ == "__main__":
     print(f"compile time   {compile_seconds:.1f} s", flush=True)
     terminal = sys.stdout.isatty()  # elsewhere the bar is printed as a line every ten seconds
     bar = tqdm(total=num_updates, initial=update, unit="update", file=sys.stdout if terminal else open(os.devnull, "w"))
-    start, last_save, next_line, pending, mean_return = time.time(), time.time(), 0.0, [], np.nan
+    next_line, pending, mean_return = 0.0, [], np.nan
     try:
         logger = Logger(folders, note["event_files"], args.track)
         if fresh:
             logger.log(0, describe_memory(state.params, state.frozen))
+        start = last_save = time.time()
         while True:
             running = update < num_updates and not stop_signals
             if running:

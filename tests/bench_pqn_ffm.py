@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import pqn_ffm  # noqa: E402
 
 AGENTS = [("ffm", False), ("ffm", True), ("gru", False), ("gru", True), ("mlp", False)]
-UPDATES = 24
+UPDATES = 60
 
 
 def make(memory: str, frozen: bool):
@@ -73,7 +73,7 @@ def loop():
     iteration, _ = compiled(train.train_iteration, state, donate_argnums=0)
     steps = args.num_envs * args.num_steps * UPDATES
     bare, script = [], []
-    for _ in range(5):
+    for _ in range(4):
         with tempfile.TemporaryDirectory() as folder:
             flags = f"--frozen --total-timesteps {steps} --run-dir {folder}".split()
             subprocess.run([sys.executable, str(ROOT / "pqn_ffm.py"), *flags], check=True, stdout=subprocess.DEVNULL)
