@@ -102,6 +102,7 @@ def plot_curves(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
                 "high": high.round(4).tolist(),
             }
         axis.set(title=task, xlabel="environment steps", ylabel=args.metric.split("/")[-1].replace("_", " "))
+        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 400k
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small", loc="best")
     for axis in axes.flat[len(tasks) :]:
