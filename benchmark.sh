@@ -7,7 +7,7 @@
 #   --dry-run    print the commands, run nothing
 #   --budget F   train for F times the published steps; the runs' names say so (default 1)
 #   --seeds N    seeds 1 to N, side by side in one program (default: as published)
-#   --run-dir D  folder of all run folders (default runs/benchmark)
+#   --run-dir D  folder of all run folders (default runs/benchmark; relative to this script's folder)
 #
 # Started again, it skips what is finished, resumes what was interrupted, and runs the rest. What failed is named at the
 # end, and the exit code is 1 then. PYTHON names the interpreter (default python).
@@ -32,8 +32,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ ${#groups[@]} -gt 0 ] || fail "name a group: ffm; see --help"
-awk -v b="$budget" 'BEGIN { exit !(b ~ /^[0-9.]+([eE]-?[0-9]+)?$/ && b > 0) }' ||
-  fail "--budget $budget: must be a positive number"
+awk -v b="$budget" 'BEGIN { exit !(b ~ /^([0-9]+[.]?[0-9]*|[.][0-9]+)([eE]-?[0-9]+)?$/ && b > 0 && b <= 100) }' ||
+  fail "--budget $budget: must be a positive number, at most 100"
 [[ $seeds =~ ^([1-9][0-9]*)?$ ]] || fail "--seeds $seeds: must be a positive integer"
 
 execute() {
@@ -53,7 +53,7 @@ run() {
   [[ $budget == 1 ]] || name+=-budget$budget # and never less than one rollout of 2048 steps
   flags=(--env "$task" --memory "${memory%-frozen}" "${flags[@]}" --exp-name "$name" --run-dir "$run_dir")
   [[ $memory == *-frozen ]] && flags+=(--frozen)
-  [[ $budget == 1 ]] || steps=$(awk -v s="$steps" -v b="$budget" 'BEGIN { n = int(s * b); print n < 2048 ? 2048 : n }')
+  [[ $budget == 1 ]] || steps=$(awk -v s="$steps" -v b="$budget" 'BEGIN { n = int(s * b); printf "%d", n < 2048 ? 2048 : n }')
   flags+=(--total-timesteps "$steps")
   last=${seeds:-$default_seeds}
   for ((seed = 1; seed <= last + 1; seed++)); do

@@ -23,6 +23,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+# Flags that may differ between the seeds of one setting.
+NOT_A_SETTING = {"seed", "num_seeds", "eval_episodes", "run_dir", "checkpoint_every", "resume", "evaluate", "track"}
+# Metrics that a run need not have yet.
+LATE_METRICS = {"charts/episodic_return", "charts/episodic_length", "eval/episodic_return"}
 # Experiments that need no name in a legend: the scripts as they are.
 SCRIPTS = ("pqn_ffm", "pqn_frozen_rnn", "ppo_memorychain", "ppo_playground", "pqn_arcade_cnn")
 
@@ -46,19 +50,31 @@ class Args:
 
 
 def find_runs(run_dir: Path) -> dict[tuple[str, str], list[Path]]:
-    """Run folders by (task, agent); an agent is what stands between task and seed in the folder's name."""
-    groups = collections.defaultdict(list)
-    for config in sorted(run_dir.glob("*/config.json")):
-        task, exp_name, memory, *_ = config.parent.name.split("__")
-        agent = memory if exp_name in SCRIPTS else f"{exp_name} {memory}"
-        groups[task, agent].append(config.parent)
-    return groups
+    """Run folders by (task, agent), the newest of each seed. Ends the program where one name means several settings."""
+    groups, settings = collections.defaultdict(dict), {}
+    for file in sorted(run_dir.glob("*/config.json"), key=lambda file: file.stat().st_mtime):
+        try:
+            config = json.loads(file.read_text())
+            setting = {name: value for name, value in config["args"].items() if name not in NOT_A_SETTING}
+            memory = setting["memory"] + ("-frozen" if setting["frozen"] else "")
+            agent = memory if setting["exp_name"] in SCRIPTS else f"{setting['exp_name']} {memory}"
+            key, seed = (setting["env"], agent), config["seed"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            fail(f"--run-dir {run_dir}: {file} is damaged: {error!r}")
+        other = settings.setdefault(key, setting)
+        if different := [name for name in setting if setting[name] != other.get(name)]:
+            name = " ".join(key)
+            fail(f"--run-dir {run_dir}: runs of {name} differ in {', '.join(different)}; tell them by --exp-name")
+        groups[key][seed] = file.parent
+    return {key: [by_seed[seed] for seed in sorted(by_seed)] for key, by_seed in groups.items()}
 
 
 def read_curve(run: Path, metric: str, edges: np.ndarray) -> np.ndarray:
     """Mean of a metric between each two edges (environment steps); NaN where the run has no point."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    if metric not in events.Tags()["scalars"]:
+    if metric not in (known := events.Tags()["scalars"]):
+        if known and metric not in LATE_METRICS:
+            fail(f"--metric {metric}: not in {run}, which has {', '.join(known)}")
         return np.full(len(edges) - 1, np.nan)
     steps, values = np.array([(event.step, event.value) for event in events.Scalars(metric)]).T
     bins = np.digitize(steps, edges, right=True) - 1
@@ -89,6 +105,7 @@ def plot_curves(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
             configs = [json.loads((run / "config.json").read_text()) for run in runs]
             edges = np.linspace(0, max(config["args"]["total_timesteps"] for config in configs), args.points + 1)
             curves = np.stack([read_curve(run, args.metric, edges) for run in runs])
+            curves = curves[~np.isnan(curves).all(1)]  # a run that has just started shows nothing yet
             there = ~np.isnan(curves).any(0)  # only where all seeds have a value
             steps = ((edges[1:] + edges[:-1]) / 2)[there]
             mean, low, high = interval(curves[:, there], args.confidence)
@@ -148,6 +165,10 @@ if __name__ == "__main__":
         fail(f"--confidence {args.confidence}: must be between 0 and 1")
     if args.points < 1:
         fail(f"--points {args.points}: must be positive")
+    if not Path(args.out).absolute().parent.is_dir():
+        fail(f"--out {args.out}: its folder does not exist")
+    if args.points > 10_000:
+        fail(f"--points {args.points}: at most 10000")
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
         fail(f"--out {args.out}: must end in .png, .pdf or .svg")
     groups = find_runs(Path(args.run_dir))

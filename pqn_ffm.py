@@ -16,6 +16,7 @@ PQN: Simplifying Deep Temporal Difference Learning (Gallici et al., 2025).
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import functools
 import importlib.metadata
 import importlib.util
@@ -197,9 +198,12 @@ def check_args(args: SimpleNamespace):
     check(args.num_envs % args.num_minibatches == 0, "num_envs", f"no multiple of {args.num_minibatches} minibatches")
     batch_size = args.num_envs * args.num_steps
     check(args.total_timesteps >= batch_size, "total_timesteps", f"less than one rollout of {batch_size} steps")
+    gradient_steps = args.total_timesteps // batch_size * args.update_epochs * args.num_minibatches
+    check(gradient_steps < 2**31, "total_timesteps", f"{gradient_steps} gradient steps are more than 2^31")
     check(not (args.frozen and args.memory == "mlp"), "frozen", "--memory mlp has no memory unit to freeze")
     for name, default in FFM_FLAGS.items():
         check(args.memory == "ffm" or getattr(args, name) == default, name, f"--memory {args.memory} has no such part")
+    check(not re.search(r"[*?[]", str(Path(args.run_dir).absolute())), "run_dir", "orbax cannot read paths with * ? [")
     named = re.fullmatch(r"[\w.-]+", args.exp_name) and "__" not in args.exp_name
     check(named, "exp_name", "must be of letters, digits, - . and single _")
     has_wandb = importlib.util.find_spec("wandb") is not None
@@ -462,29 +466,34 @@ def parse_args() -> tuple[SimpleNamespace, dict | None]:
         return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
 
     args = parse(sys.argv[1:])
-    run = args["resume"] or args["evaluate"]
-    if run is None:
+    given = [(f"--{name} {args[name]}", args[name]) for name in ("resume", "evaluate") if args[name] is not None]
+    if not given:
         return SimpleNamespace(**args), None
-    if args["resume"] and args["evaluate"]:
-        fail(f"--resume {args['resume']} --evaluate {args['evaluate']}: give one of the two")
-    given, folder = f"--{'resume' if args['resume'] else 'evaluate'} {run}", Path(run).absolute()
+    if len(given) > 1:
+        fail(f"{given[0][0]} {given[1][0]}: give one of the two")
+    (what, run), folder = given[0], Path(given[0][1]).absolute()
     try:
-        config = json.loads((folder / "config.json").read_text())
-        script, command_line, runs, _ = (config[name] for name in ("script", "command_line", "runs", "seed"))
+        config = json.loads((folder / "config.json").read_text()) if run else {}
+        script, command_line, runs, saved = (config[name] for name in ("script", "command_line", "runs", "args"))
+        config["seed"] - saved["seed"], {**saved}
+        if len(runs) == 1:
+            runs[0] = folder.name  # one run can be renamed; seeds that share a program cannot
+        defaults = parse(command_line)
     except OSError:
-        fail(f"{given}: no run there; a run folder has a config.json")
-    except (ValueError, KeyError, TypeError) as error:
-        fail(f"{given}: its config.json is damaged: {error!r}")
+        fail(f"{what}: no run there; a run folder has a config.json")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        fail(f"{what}: its config.json is missing or damaged: {error!r}")
     if script != Path(__file__).stem:
-        fail(f"{given}: a run of {script}.py; continue it there")
-    if missing := [name for name in runs if not (folder.parent / name).is_dir()]:
-        fail(f"{given}: its seeds are one program, and the run of another one is not beside it: {missing[0]}")
-    saved, args = parse(command_line), parse(command_line + sys.argv[1:])
+        fail(f"{what}: a run of {script}.py; continue it there")
+    if missing := [name for name in runs if folder.name not in runs or not (folder.parent / name).is_dir()]:
+        fail(f"{what}: its seeds are one program, and their folders must be side by side as they were: {missing[0]}")
+    args = parse(command_line + sys.argv[1:])
     free = {"resume", "evaluate", "checkpoint_every", "track"} | ({"eval_episodes"} if args["evaluate"] else set())
     for name in args.keys() - free:
-        if args[name] != saved[name]:
+        if args[name] != defaults[name]:
             fail(f"--{name.replace('_', '-')} {args[name]}: the run was started with {saved[name]}, and keeps it")
-    return SimpleNamespace(**args | {"run_dir": str(folder.parent)}), config
+    kept = {name: value for name, value in saved.items() if name not in free}  # whatever today's defaults are
+    return SimpleNamespace(**args | kept | {"run_dir": str(folder.parent)}), config
 
 
 def write_json(file: Path, data: dict):
@@ -501,11 +510,12 @@ def make_folders(args: SimpleNamespace, parameters: dict) -> list[Path]:
     config = {"script": Path(__file__).stem, "command_line": sys.argv[1:], "args": vars(args)}
     config |= {"parameters": parameters, "git_commit": commit or None, "versions": versions}
     setting, now, made = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", int(time.time()), []
-    while (Path(args.run_dir) / f"{setting}__{args.seed}__{now}").exists():  # started in the same second
-        now += 1
-    names = [f"{setting}__{args.seed + i}__{now}" for i in range(args.num_seeds)]
-    folders = [Path(args.run_dir) / name for name in names]
     try:
+        names = [f"{setting}__{args.seed + i}" for i in range(args.num_seeds)]
+        while any((Path(args.run_dir) / f"{name}__{now}").exists() for name in names):  # started in the same second
+            now += 1
+        names = [f"{name}__{now}" for name in names]
+        folders = [Path(args.run_dir) / name for name in names]
         for i, folder in enumerate(folders):
             folder.mkdir(parents=True)
             made.append(folder)
@@ -572,20 +582,26 @@ def restore(manager: ocp.CheckpointManager, state):
         return state, None
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     items = ocp.args.Composite(state=ocp.args.StandardRestore(like), note=ocp.args.JsonRestore())
-    try:
-        saved = manager.restore(last, args=items)
-    except Exception as error:  # orbax raises many kinds when it meets a damaged file
-        reason = f"damaged or of another version ({type(error).__name__}); without it, the one before is used"
-        fail(f"--resume: checkpoint {manager.directory / str(last)} is {reason}")
-    return saved.state, saved.note
+    with contextlib.redirect_stderr(io.StringIO()):  # orbax's threads print tracebacks
+        try:
+            saved = manager.restore(last, args=items)
+            saved.note["update"], saved.note["seconds"], saved.note["event_files"]
+            return saved.state, saved.note
+        except Exception as error:  # of many kinds, when it meets a damaged file
+            manager.reload()
+            if manager.latest_step() != last:  # the run goes on meanwhile, and keeps newer ones
+                return restore(manager, state)
+            sys.excepthook = lambda *_: None  # those threads may outlive this block
+            reason = f"damaged or of another version ({type(error).__name__}); without it, the one before is used"
+            fail(f"checkpoint {manager.directory / str(last)} is {reason}")
 
 
 def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), note=ocp.args.JsonSave(note))
-    with contextlib.redirect_stderr(io.StringIO()):  # a full disk makes orbax's threads print tracebacks
+    with contextlib.redirect_stderr(io.StringIO()):  # orbax's threads print tracebacks
         try:
             manager.save(update, args=items)
-        except Exception as error:  # of many kinds
+        except Exception as error:  # of many kinds, when the disk is full
             sys.excepthook = lambda *_: None  # those threads may outlive this block
             for unfinished in Path(manager.directory).glob("*tmp*"):
                 while unfinished.exists():  # and may still write
@@ -606,6 +622,7 @@ def over_seeds(function: Callable, num_seeds: int) -> Callable:
 
 if __name__ == "__main__":
     # --- shared block: main ---
+    sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode is no reason to stop
     for name in ("absl", "asyncio"):  # orbax tells of every file it writes, and of what is raised anyway
         logging.getLogger(name).setLevel(logging.CRITICAL)
     stop_signals = []
@@ -630,11 +647,19 @@ if __name__ == "__main__":
     reading = args.evaluate is not None
     options = {"max_to_keep": 2, "enable_async_checkpointing": False, "cleanup_tmp_directories": not reading}
     options = ocp.CheckpointManagerOptions(**options, read_only=reading)
-    checkpoints = ocp.CheckpointManager((folders[0] / "checkpoints").absolute(), options=options)
+    try:
+        lock = open(folders[0] / "lock", "a")  # let go when this process ends, however it ends
+        if not reading:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        checkpoints = ocp.CheckpointManager((folders[0] / "checkpoints").absolute(), options=options)
+    except BlockingIOError:
+        fail(f"--resume {args.resume}: another process is training this run")
+    except OSError as error:
+        fail(f"run folder {folders[0]}: cannot be written: {error}")
     state, note = restore(checkpoints, init(keys))
     if reading and note is None:
         fail(f"--evaluate {args.evaluate}: the run has no checkpoint yet")
-    fresh, note = note is None, note or {"update": 0, "seconds": 0.0, "event_files": [{} for _ in folders]}
+    fresh, note = note is None, {"update": 0, "seconds": 0.0, "event_files": [{} for _ in folders]} | (note or {})
     first_update, update, seconds = note["update"], note["update"], note["seconds"]
     steps_per_update = args.num_envs * args.num_steps
     num_updates = args.total_timesteps // steps_per_update

@@ -115,6 +115,8 @@ def test_a_failed_run_is_named_at_the_end_and_the_rest_still_runs(bench):
         (("ffm", "--budget", "0"), "--budget 0"),
         (("ffm", "--budget", "-1"), "--budget -1"),
         (("ffm", "--budget", "x"), "--budget x"),
+        (("ffm", "--budget", "1.2.3"), "--budget 1.2.3"),
+        (("ffm", "--budget", "1e5"), "--budget 1e5"),
         (("ffm", "--budget"), "--budget"),
         (("ffm", "--seeds", "0"), "--seeds 0"),
         (("ffm", "--seeds", "1.5"), "--seeds 1.5"),

@@ -14,11 +14,14 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
 
-def make_run(folder, task, script, memory, seed, values, evaluation=None):
+def make_run(folder, task, script, memory, seed, values, evaluation=None, gamma=0.99):
     """A run of 1000 steps with one point every 100."""
     run = folder / f"{task}__{script}__{memory}__{seed}__1700000000"
     run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps({"args": {"total_timesteps": 1000}, "seed": seed}))
+    memory, frozen = memory.removesuffix("-frozen"), memory.endswith("-frozen")
+    args = {"env": task, "exp_name": script, "memory": memory, "frozen": frozen, "total_timesteps": 1000}
+    args["gamma"] = gamma
+    (run / "config.json").write_text(json.dumps({"args": args, "seed": seed}))
     writer = EventsWriter(str(run / "events"))
     for step, value in zip(range(100, 1001, 100), values, strict=True):
         summary = Summary(value=[Summary.Value(tag="charts/episodic_return", simple_value=value)])
@@ -69,6 +72,30 @@ def test_heatmap_has_mean_and_sample_deviation_of_the_evaluations(tmp_path):
     }
     ablation = numbers["RepeatFirstHard pqn_ffm-no-decay ffm"]
     assert ablation == {"seeds": [-0.3], "mean": pytest.approx(-0.3), "std": None}
+
+
+def test_different_settings_are_not_taken_for_seeds_of_one(tmp_path):
+    make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", 0, np.zeros(10))
+    make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", 1, np.zeros(10), gamma=0.5)
+    done = plot(tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "differ in gamma" in done.stderr
+
+
+def test_of_a_seed_that_ran_twice_the_newest_run_counts(tmp_path):
+    make_run(tmp_path / "old", "RepeatFirstEasy", "pqn_ffm", "ffm", 0, np.zeros(10))
+    make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", 0, np.ones(10))
+    (old,) = (tmp_path / "old").iterdir()
+    os.utime(old / "config.json", (1, 1))
+    old.rename(tmp_path / "runs" / "renamed")
+    assert plot(tmp_path, "--out", "c.png", "--points", "2").returncode == 0
+    numbers = json.loads((tmp_path / "c.json").read_text())
+    assert numbers["RepeatFirstEasy ffm"]["mean"] == [1, 1] and numbers["RepeatFirstEasy ffm"]["seeds"] == [0]
+
+
+def test_an_unknown_metric_names_those_there_are(tmp_path):
+    make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", 0, np.zeros(10))
+    done = plot(tmp_path, "--metric", "no/such")
+    assert done.returncode == 2 and "charts/episodic_return" in done.stderr and not (tmp_path / "curves.png").exists()
 
 
 def test_an_empty_folder_and_bad_flags_are_one_line(tmp_path):

@@ -88,6 +88,7 @@ def test_a_run_leaves_events_config_checkpoints_and_eval(script, small, tmp_path
     assert re.fullmatch(rf"RepeatPreviousEasy__{name}__ffm-frozen__7__\d+", run.name)
     files = sorted(p.name for p in run.iterdir())
     assert files[:3] == ["checkpoints", "config.json", "eval.json"] and files[3].startswith("events.out.tfevents.")
+    assert files[4:] == ["lock"]
 
     config = json.loads((run / "config.json").read_text())
     assert config["args"]["learning_rate"] == 1e-3 and config["args"]["seed"] == 7 and config["args"]["frozen"]
@@ -241,6 +242,42 @@ def test_a_moved_run_folder_resumes_where_it_is(script, small, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_renamed_copy_resumes_in_its_own_folder(script, small, tmp_path):
+    assert script(f"{small} --total-timesteps {STEPS * 4}").returncode == 0
+    run = only(tmp_path / "runs")
+    shutil.copytree(run, tmp_path / "best")
+    before = {p.name: p.stat().st_mtime_ns for p in run.iterdir()}
+    (tmp_path / "best" / "eval.json").unlink()
+    assert script(f"{small.split()[0]} --resume best").returncode == 0
+    assert (tmp_path / "best" / "eval.json").exists()
+    assert {p.name: p.stat().st_mtime_ns for p in run.iterdir()} == before
+
+
+def test_a_resumed_run_keeps_its_settings_when_the_defaults_change(script, small, tmp_path):
+    assert script(f"{small} --total-timesteps {STEPS * 4}").returncode == 0
+    run = only(tmp_path / "runs")
+    config = json.loads((run / "config.json").read_text())
+    config["args"]["learning_rate"] = 0.5  # as if this had been the default then
+    (run / "config.json").write_text(json.dumps(config))
+    refused = script(f"{small.split()[0]} --resume {run} --learning-rate 0.1")
+    assert_one_line_error(refused, "--learning-rate 0.1", "0.5")
+    resumed = script(f"{small.split()[0]} --resume {run}")
+    assert resumed.returncode == 0 and "learning rate  0.5 ->" in resumed.stdout
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(script, small, tmp_path):
+    command = [sys.executable, str(ROOT / small.split()[0]), *small.split()[1:]]
+    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while "compile time" not in first.stdout.readline():
+        pass
+    run = only(tmp_path / "runs")
+    assert_one_line_error(script(f"{small.split()[0]} --resume {run}"), "--resume", "another process")
+    first.kill()
+    first.communicate()
+    resumed = script(f"{small.split()[0]} --resume {run}", stop=(signal.SIGTERM, "compile time"))
+    assert resumed.returncode == 143, "a killed process holds no lock"
+
+
 # ---------------------------------------------------------------------------------------------------------- failures
 def assert_one_line_error(process, *words: str, code: int = 2):
     assert process.returncode == code, (process.returncode, process.stderr)
@@ -278,6 +315,9 @@ def assert_one_line_error(process, *words: str, code: int = 2):
         ("--resume nowhere", ["--resume nowhere", "no run there"]),
         ("--evaluate nowhere", ["--evaluate nowhere", "no run there"]),
         ("--resume a --evaluate b", ["--resume a", "--evaluate b"]),
+        ("--resume=", ["--resume"]),
+        ("--run-dir x[y]", ["--run-dir x[y]"]),
+        ("--total-timesteps 2000000000 --update-epochs 90", ["--total-timesteps 2000000000", "gradient steps"]),
         ("--track", ["--track", "pip install wandb"]),
         ("--run-dir file/runs", ["--run-dir file/runs"]),
     ],
@@ -306,8 +346,9 @@ def test_runs_that_cannot_be_continued(script, small, tmp_path):
     assert_one_line_error(script(f"{name} --resume {run}"), "--resume", "other.py")
     (run / "config.json").write_text(config[:100])
     assert_one_line_error(script(f"{name} --resume {run}"), "--resume", "damaged")
-    (run / "config.json").write_text("[]")
-    assert_one_line_error(script(f"{name} --evaluate {run}"), "--evaluate", "damaged")
+    for damage in ("[]", config.replace('"command_line": [', '"command_line": 5, "x": ['), "{}"):
+        (run / "config.json").write_text(damage)
+        assert_one_line_error(script(f"{name} --evaluate {run}"), "--evaluate", "damaged")
     (run / "config.json").write_text(config)
 
     last = run / "checkpoints" / "4"
@@ -317,6 +358,14 @@ def test_runs_that_cannot_be_continued(script, small, tmp_path):
     assert_one_line_error(script(f"{name} --resume {run}"), str(last), "damaged")
     shutil.rmtree(last)
     assert script(f"{name} --resume {run}").returncode == 0, "the one before it is used"
+
+    for file in last.rglob("*"):
+        if "manifest" in file.name:
+            file.write_bytes(b"")
+    assert_one_line_error(script(f"{name} --resume {run}"), str(last), "damaged")
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("")
+    assert_one_line_error(script(f"{name} --resume {run}"), "cannot be")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(script, small, tmp_path):
