@@ -651,6 +651,7 @@ if __name__ == "__main__":
         lock = open(folders[0] / "lock", "a")  # let go when this process ends, however it ends
         if not reading:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folders[0] / "checkpoints").mkdir(exist_ok=True)
         checkpoints = ocp.CheckpointManager((folders[0] / "checkpoints").absolute(), options=options)
     except BlockingIOError:
         fail(f"--resume {args.resume}: another process is training this run")
@@ -680,9 +681,9 @@ if __name__ == "__main__":
         write_json(Path(args.evaluate) / "evaluate.json", evaluation()[config["seed"] - args.seed])
         sys.exit()
 
-    start = time.time()
+    start = time.perf_counter()
     train_iteration = jax.jit(train_iteration, donate_argnums=0).lower(state).compile()
-    compile_seconds = time.time() - start
+    compile_seconds = time.perf_counter() - start
     print(f"compile time   {compile_seconds:.1f} s", flush=True)
     terminal = sys.stdout.isatty()  # elsewhere the bar is printed as a line every ten seconds
     bar = tqdm(total=num_updates, initial=update, unit="update", file=sys.stdout if terminal else open(os.devnull, "w"))
@@ -691,14 +692,14 @@ if __name__ == "__main__":
         logger = Logger(folders, note["event_files"], args.track)
         if fresh:
             logger.log(0, describe_memory(state.params, state.frozen))
-        start = last_save = time.time()
+        start = last_save = time.perf_counter()
         while True:
             running = update < num_updates and not stop_signals
             if running:
                 state, metrics = train_iteration(state)
                 update += 1
                 pending.append((update, metrics))
-            saving = not running or time.time() - last_save >= args.checkpoint_every
+            saving = not running or time.perf_counter() - last_save >= args.checkpoint_every
             # Fetched one update late, while the device is busy with the next; all of them before a checkpoint.
             while len(pending) > (0 if saving else 1):
                 logged, metrics = pending.pop(0)
@@ -707,7 +708,7 @@ if __name__ == "__main__":
                     if name.startswith("losses/") and not np.isfinite(values).all():
                         kept = f"the last good checkpoint is {checkpoints.latest_step()}"
                         fail(f"{name} is not finite after update {logged}: {values}; {kept}", code=1)
-                sps = (logged - first_update) * steps_per_update * args.num_seeds / (time.time() - start)
+                sps = (logged - first_update) * steps_per_update * args.num_seeds / (time.perf_counter() - start)
                 logger.log(logged * steps_per_update, metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
                 returns = metrics["charts/episodic_return"]
                 if not np.isnan(returns).all():  # else no episode ended, and the last mean stays
@@ -715,11 +716,11 @@ if __name__ == "__main__":
                 message = f"step {logged * steps_per_update:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
                 bar.set_postfix_str(message, refresh=False)
                 bar.update(logged - bar.n)
-                if not terminal and (time.time() > next_line or logged == num_updates):
+                if not terminal and (time.perf_counter() > next_line or logged == num_updates):
                     print(bar, flush=True)
-                    next_line = time.time() + 10
+                    next_line = time.perf_counter() + 10
             if saving and update != checkpoints.latest_step():
-                last_save = time.time()
+                last_save = time.perf_counter()
                 seconds = note["seconds"] + last_save - start
                 new_note = {"update": update, "seconds": seconds, "event_files": logger.sizes()}
                 save(checkpoints, update, state, new_note)

@@ -19,12 +19,17 @@ def script(tmp_path):
     """script("pqn_ffm.py --env …") runs it with runs/ in tmp_path, and returns the finished process.
 
     With `stop=(signal, ready)` the signal is sent as soon as something is printed in which `ready` occurs, or, if it is
-    a function, as soon as it is true.
+    a function, as soon as it is true. `file_size_limit` is in bytes: writing more to a file fails.
     """
 
-    def run(command: str, stop: tuple | None = None, **options) -> subprocess.CompletedProcess:
+    def run(command: str, stop: tuple | None = None, file_size_limit: int | None = None, **options):
         name, *flags = command.split()
-        command = [sys.executable, str(ROOT / name), *flags]
+        script = [str(ROOT / name), *flags]
+        command = [sys.executable, *script]
+        if file_size_limit is not None:
+            limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_size_limit}, {file_size_limit}))"
+            code = f"import os, resource, sys; {limit}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+            command = [sys.executable, "-c", code, *script]
         options = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         process = subprocess.Popen(command, **options)
         seen = ""
@@ -38,6 +43,6 @@ def script(tmp_path):
                 assert process.poll() is None, f"ended before it was stopped: {seen}{process.stderr.read()}"
             process.send_signal(number)
         stdout, stderr = process.communicate(timeout=600)
-        return subprocess.CompletedProcess(command, process.returncode, seen + stdout, stderr)
+        return subprocess.CompletedProcess([sys.executable, *script], process.returncode, seen + stdout, stderr)
 
     return run

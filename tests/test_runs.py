@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -197,8 +196,7 @@ def test_a_run_stopped_before_its_first_update_resumes(script, small, tmp_path):
 
 
 def test_two_runs_started_in_the_same_second_have_two_folders(script, small, tmp_path):
-    slow_clock = "import time; time.time = lambda: 1700000000 + time.perf_counter() % 1e6 / 1e6"
-    (tmp_path / "sitecustomize.py").write_text(slow_clock)
+    (tmp_path / "sitecustomize.py").write_text("import time; time.time = lambda: 1700000000.0")
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     for _ in range(2):
         assert script(f"{small} --total-timesteps {STEPS * 4}", env=env).returncode == 0
@@ -389,11 +387,8 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(script, small, tmp_path):
     before = {p.relative_to(good): p.read_bytes() for p in good.rglob("*") if p.is_file()}
     limit = max(len(data) for data in before.values()) // 2
 
-    def small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
     env = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    process = script(f"{small.split()[0]} --resume {run} --checkpoint-every 0", preexec_fn=small_files, env=env)
+    process = script(f"{small.split()[0]} --resume {run} --checkpoint-every 0", file_size_limit=limit, env=env)
     assert_one_line_error(process, "cannot", code=1)
     assert {p.name for p in (run / "checkpoints").iterdir()} == {good.name}, "nothing half-written"
     assert {p.relative_to(good): p.read_bytes() for p in good.rglob("*") if p.is_file()} == before
@@ -402,11 +397,8 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(script, small, tmp_path):
 
 @pytest.mark.parametrize("limit, word", [(6000, "cannot write to"), (500, "no run folder can be made")])
 def test_a_disk_that_fills_up_by_the_log_or_at_once(script, small, tmp_path, limit, word):
-    def small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
     env = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    process = script(f"{small} --total-timesteps {STEPS * 10000}", preexec_fn=small_files, env=env)
+    process = script(f"{small} --total-timesteps {STEPS * 10000}", file_size_limit=limit, env=env)
     assert_one_line_error(process, word, code=1)
     if limit == 500:
         assert list((tmp_path / "runs").iterdir()) == [], "nothing half-written"
