@@ -452,10 +452,10 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
 
 
 # --- shared block: run ---
-def fail(message: str, code: int = 2):
+def fail(message: str, code: int = 2, leave: Callable = sys.exit):
     """One line on stderr, and out."""
-    print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.__stderr__)
-    sys.exit(code)
+    print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.__stderr__, flush=True)
+    leave(code)
 
 
 def parse_args() -> tuple[SimpleNamespace, dict | None]:
@@ -591,9 +591,8 @@ def restore(manager: ocp.CheckpointManager, state):
             manager.reload()
             if manager.latest_step() != last:  # the run goes on meanwhile, and keeps newer ones
                 return restore(manager, state)
-            sys.excepthook = lambda *_: None  # those threads may outlive this block
             reason = f"damaged or of another version ({type(error).__name__}); without it, the one before is used"
-            fail(f"checkpoint {manager.directory / str(last)} is {reason}")
+            fail(f"checkpoint {manager.directory / str(last)} is {reason}", leave=os._exit)  # with those threads
 
 
 def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
@@ -602,12 +601,11 @@ def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
         try:
             manager.save(update, args=items)
         except Exception as error:  # of many kinds, when the disk is full
-            sys.excepthook = lambda *_: None  # those threads may outlive this block
             for unfinished in Path(manager.directory).glob("*tmp*"):
                 while unfinished.exists():  # and may still write
                     shutil.rmtree(unfinished, ignore_errors=True)
-            good = manager.latest_step()
-            fail(f"checkpoint {update} cannot be written; the last good one is {good}: {error}", code=1)
+            message = f"checkpoint {update} cannot be written; the last good one is {manager.latest_step()}: {error}"
+            fail(message, code=1, leave=os._exit)  # with those threads
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:
