@@ -218,7 +218,7 @@ FLOORS = [  # unit, batch, steps, pass, what, against, at least
 def report(stored: dict) -> str:
     """The measurements as a page of Markdown: what was promised, then everything."""
     lines = ["# Speed of memory.py", "", "Made by `python tests/bench_memory.py` (its docstring says how).", ""]
-    lines += ["| | against | ratio (wall) | ratio (processor time) | promised |", "|---|---|---|---|---|"]
+    lines += ["| | against | ratio (wall) | ratio (processor time) | floor |", "|---|---|---|---|---|"]
     for unit, batch, steps, pass_name, what, against, floor in FLOORS:
         results = stored.get(f"{unit}, batch {batch}, T = {steps}", {})
         if {what, against} <= set(results):
