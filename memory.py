@@ -220,10 +220,10 @@ class GRU(Memory):
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
         self.check(carry, x, reset)
         F, N = x.shape[-1], self.features
-        lecun, orthogonal, zeros = nn.initializers.lecun_normal(), nn.initializers.orthogonal(), nn.initializers.zeros
+        lecun, zeros = nn.initializers.lecun_normal(), nn.initializers.zeros
         W, U, b = [
             [self.weight(f"{name}_{gate}", init, *shape) for gate in "zrc"]
-            for name, init, *shape in [("W", lecun, F, N), ("U", orthogonal, N, N), ("b", zeros, N)]
+            for name, init, *shape in [("W", lecun, F, N), ("U", random_orthogonal, N, N), ("b", zeros, N)]
         ]
 
         def sequence(h, x, reset):
@@ -283,6 +283,21 @@ def gru_backward(saved, dh):
 
 
 gru_recurrence.defvjp(gru_forward, gru_backward)
+
+
+def random_orthogonal(key, shape: tuple[int, int], dtype=jnp.float32) -> jax.Array:
+    """A matrix drawn uniformly from all orthogonal ones: random reflections in ever fewer dimensions (Stewart, 1980).
+
+    Not by LAPACK's QR, as flax does: on a CPU it shares XLA's threads, and several of them at once, as in a program of
+    several seeds, can wait for each other forever.
+    """
+    N, _ = shape
+    v = jnp.triu(jax.random.normal(key, shape, dtype))  # row i: a random direction of the last N - i coordinates
+    sign = jnp.where(v.diagonal() < 0, -1.0, 1.0)
+    v = v + jnp.diag(sign * jnp.linalg.norm(v, axis=1))  # the mirror that takes it to ∓ the first of them
+    v = v / jnp.linalg.norm(v, axis=1, keepdims=True)
+    matrix, _ = jax.lax.scan(lambda Q, v: (Q - 2 * jnp.outer(v, v @ Q), None), jnp.diag(-sign), v, reverse=True)
+    return matrix
 
 
 def shift(initial: jax.Array, h: jax.Array) -> jax.Array:

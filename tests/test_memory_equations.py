@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from memory import FFM, GRU, LRU, SRC, DeepESN, ParalESN, draw_nu, draw_theta, hadamard_transform, linear_recurrence
+from memory import (
+    FFM,
+    GRU,
+    LRU,
+    SRC,
+    DeepESN,
+    ParalESN,
+    draw_nu,
+    draw_theta,
+    hadamard_transform,
+    linear_recurrence,
+    random_orthogonal,
+)
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -238,6 +250,29 @@ def test_no_draw_of_the_modes_is_infinite_or_without_gradient(ring, max_phase):
     np.testing.assert_allclose(np.exp(2 * gamma) + radius**2, 1, rtol=1e-6)
     assert np.all(radius >= ring[0] - 1e-6) and np.all(radius <= ring[1] + 1e-6)
     assert np.all(phase > 0) and np.all(phase <= max_phase * (1 + 1e-6))
+
+
+def test_random_orthogonal_matrices_are_uniform_over_the_orthogonal_group():
+    """Moments of Haar's measure in three dimensions: E tr² = 1, E tr⁴ = 3, E q² = 1/3, E q⁴ = 1/5, E det = 0."""
+    Q = jax.vmap(lambda key: random_orthogonal(key, (3, 3)))(jax.random.split(jax.random.key(0), 100_000))
+    trace = jnp.trace(Q, axis1=1, axis2=2)
+    np.testing.assert_allclose([(trace**2).mean(), (trace**4).mean()], [1, 3], rtol=0.03)
+    np.testing.assert_allclose((Q**2).mean(0), 1 / 3, rtol=0.02)
+    np.testing.assert_allclose((Q**4).mean(0), 1 / 5, rtol=0.03)
+    np.testing.assert_allclose([jnp.linalg.det(Q).mean(), *Q.mean(0).ravel()], 0, atol=0.02)
+    np.testing.assert_allclose((Q[:, 0, 0] ** 2 * Q[:, 1, 1] ** 2).mean(), 2 / 15, rtol=0.03)
+
+
+def test_a_gru_starts_orthogonal_without_lapack():
+    """LAPACK's kernels, called for several seeds at once, can wait for each other forever."""
+    cell = GRU(features=32)
+    x, reset, carry = jnp.ones((1, 1, 32)), jnp.ones((1, 1), bool), cell.initialize_carry(1)
+    init = jax.jit(jax.vmap(lambda key: cell.init(key, carry, x, reset)))
+    keys = jax.random.split(jax.random.key(0), 3)
+    for U in (U for name, U in init(keys)["params"].items() if name.startswith("U")):
+        np.testing.assert_allclose(U @ U.mT, np.broadcast_to(np.eye(32), (3, 32, 32)), atol=1e-5)
+    assert '"lapack' not in init.lower(keys).compile().as_text()
+    assert '"lapack' in jax.jit(jnp.linalg.qr).lower(jnp.eye(3)).compile().as_text(), "else the line above is blind"
 
 
 @pytest.mark.parametrize("target", [0.5, 0.99, 1.3])
