@@ -4,6 +4,10 @@
 #   ./benchmark.sh GROUP... [--dry-run] [--budget F] [--seeds N] [--run-dir DIR]
 #
 #   GROUP        ffm: FFM trained and frozen, GRU, MLP and the six FFM ablations on the POPGym tasks with discrete actions
+#                popgym: MLP, GRU and LRU, trained and frozen (FRN, Fig. 3 and A3)
+#                reservoirs: DeepESN, SRC and ParalESN, trained and frozen (FRN, Fig. A2 and A4)
+#                mixers: frozen GRU and LRU, with trained and with frozen mixers (FRN, Fig. 6)
+#                table1: the parameter counts of FRN's Table 1, by one update of each agent
 #   --dry-run    print the commands, run nothing
 #   --budget F   train for F times the published steps; the runs' names say so (default 1)
 #   --seeds N    seeds 1 to N, side by side in one program (default: as published)
@@ -26,12 +30,12 @@ while [ $# -gt 0 ]; do
       case $1 in --budget) budget=$2 ;; --seeds) seeds=$2 ;; --run-dir) run_dir=$2 ;; esac
       shift ;;
     -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-    ffm) groups+=("$1") ;;
-    *) fail "$1: no such group or flag; groups: ffm; see --help" ;;
+    ffm | popgym | reservoirs | mixers | table1) groups+=("$1") ;;
+    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1; see --help" ;;
   esac
   shift
 done
-[ ${#groups[@]} -gt 0 ] || fail "name a group: ffm; see --help"
+[ ${#groups[@]} -gt 0 ] || fail "name a group, such as ffm; see --help"
 awk -v b="$budget" 'BEGIN { exit !(b ~ /^([0-9]+[.]?[0-9]*|[.][0-9]+)([eE]-?[0-9]+)?$/ && b > 0 && b <= 100) }' ||
   fail "--budget $budget: must be a positive number, at most 100"
 [[ $seeds =~ ^([1-9][0-9]*)?$ ]] || fail "--seeds $seeds: must be a positive integer"
@@ -90,6 +94,35 @@ group_ffm() { # FFM in place of the RNN, and FFM without each of its parts (FFM,
       run pqn_ffm "$task" ffm 20000000 "no-$part" "--no-$part"
     done
   done
+}
+
+# FRN counts six tasks with three difficulties each, and names five. The sixth is Battleship or HigherLower, the two others
+# with discrete actions that are not among those it left out.
+frn_families="Minesweeper NoisyStatelessCartPole RepeatFirst RepeatPrevious StatelessCartPole Battleship HigherLower"
+
+frn_runs() { # MEMORY...
+  local default_seeds=10 task memory
+  for task in $(tasks $frn_families); do
+    for memory in "$@"; do run pqn_frozen_rnn "$task" "$memory" 20000000 ""; done
+  done
+}
+group_popgym() { frn_runs mlp gru gru-frozen lru lru-frozen; }
+group_reservoirs() { frn_runs deepesn deepesn-frozen src src-frozen paralesn paralesn-frozen; }
+
+group_mixers() {
+  local default_seeds=10 task memory
+  frn_runs gru-frozen lru-frozen
+  for task in $(tasks $frn_families); do
+    for memory in gru-frozen lru-frozen; do
+      run pqn_frozen_rnn "$task" "$memory" 20000000 frozen-mixers --frozen-mixers
+    done
+  done
+}
+
+group_table1() {
+  local default_seeds=1 run_dir=$run_dir/table1 memory
+  for memory in gru gru-frozen lru lru-frozen; do run pqn_frozen_rnn StatelessCartPoleEasy "$memory" 2048 ""; done
+  execute "$python" plot_results.py --run-dir "$run_dir" --kind parameters --out "$run_dir/parameters.md"
 }
 
 for group in "${groups[@]}"; do "group_$group"; done

@@ -1,10 +1,12 @@
-"""Learning curves and a table of final evaluations from run folders, with confidence intervals over seeds.
+"""Learning curves, final evaluations and parameter counts from run folders, with confidence intervals over seeds.
 
-    python plot_results.py --run-dir runs --out curves.png
-    python plot_results.py --run-dir runs --out table.png --kind heatmap
+    python plot_results.py --run-dir runs
+    python plot_results.py --run-dir runs --kind heatmap --out evaluations.png
+    python plot_results.py --run-dir runs --kind table
+    python plot_results.py --run-dir runs --kind parameters
 
-Runs that differ in nothing but their seed are one line of a panel, or one cell of the heatmap. Beside the picture, a
-json file of the same name holds the numbers that it shows.
+Runs that differ in nothing but their seed are one line of a panel, or one cell of a table. Beside the picture or the
+table, a json file of the same name holds the numbers that it shows.
 """
 
 import collections
@@ -37,10 +39,11 @@ class Args:
 
     run_dir: str = "runs"
     """folder of run folders"""
-    out: str = "curves.png"
-    """picture to write"""
-    kind: Literal["curves", "heatmap"] = "curves"
-    """curves: a metric against environment steps, a panel for each task; heatmap: final evaluations, tasks by agents"""
+    out: str | None = None
+    """picture (png, pdf, svg) or table (md) to write; None is the kind and its ending: curves.png"""
+    kind: Literal["curves", "heatmap", "table", "parameters"] = "curves"
+    """curves: a metric against environment steps, a panel for each task; heatmap: final evaluations, tasks by agents;
+    table: the same in Markdown, with steps per second; parameters: of each agent and task, trained and frozen"""
     metric: str = "charts/episodic_return"
     """what the curves show, by its TensorBoard name"""
     points: int = 60
@@ -129,29 +132,68 @@ def plot_curves(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
     return numbers
 
 
-def plot_heatmap(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
-    """Mean ± sample standard deviation over seeds of each seed's mean evaluation return (as FRN, appendix D)."""
-    tasks, agents = sorted({task for task, _ in groups}), sorted({agent for _, agent in groups})
-    means, texts, numbers = np.full((len(tasks), len(agents)), np.nan), {}, {}
+def evaluations(groups: dict[tuple[str, str], list[Path]]) -> dict:
+    """Mean and sample standard deviation over seeds of each seed's mean return (as FRN, appendix D), and steps/s."""
+    numbers = {}
     for (task, agent), runs in groups.items():
         results = [json.loads(file.read_text()) for file in (run / "eval.json" for run in runs) if file.exists()]
-        seeds = [result["mean_return"] for result in results]
-        if seeds:
-            cell = tasks.index(task), agents.index(agent)
-            means[cell], std = np.mean(seeds), np.std(seeds, ddof=1) if len(seeds) > 1 else None
-            texts[cell] = f"{means[cell]:.2f}" + ("" if std is None else f" ± {std:.2f}")
-            numbers[f"{task} {agent}"] = {"seeds": seeds, "mean": means[cell], "std": std}
+        if results:
+            seeds = [result["mean_return"] for result in results]
+            std, sps = np.std(seeds, ddof=1) if len(seeds) > 1 else None, np.median([r["SPS"] for r in results])
+            numbers[f"{task} {agent}"] = {"seeds": seeds, "mean": np.mean(seeds), "std": std, "SPS": sps}
+    return numbers
+
+
+def cell(x: dict | None) -> str:
+    return "" if x is None else f"{x['mean']:.2f}" + ("" if x["std"] is None else f" ± {x['std']:.2f}")
+
+
+def plot_heatmap(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
+    tasks, agents = sorted({task for task, _ in groups}), sorted({agent for _, agent in groups})
+    numbers = evaluations(groups)
+    cells = [[numbers.get(f"{task} {agent}") for agent in agents] for task in tasks]
+    means = np.array([[np.nan if x is None else x["mean"] for x in row] for row in cells])
     figure, axis = plt.subplots(figsize=(2 + 1.5 * len(agents), 1.2 + 0.45 * len(tasks)))
-    limit = max(1e-9, np.nanmax(np.abs(means))) if texts else 1
+    limit = max(1e-9, np.nanmax(np.abs(means))) if numbers else 1
     axis.imshow(means, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     axis.set_xticks(range(len(agents)), agents, rotation=20, ha="right")
     axis.set_yticks(range(len(tasks)), tasks)
-    for (row, column), text in texts.items():
-        dark = abs(means[row, column]) > 0.6 * limit
-        axis.text(column, row, text, ha="center", va="center", fontsize="small", color="white" if dark else "black")
+    for (row, column), mean in np.ndenumerate(means):
+        color = "white" if abs(mean) > 0.6 * limit else "black"
+        axis.text(column, row, cell(cells[row][column]), ha="center", va="center", fontsize="small", color=color)
     figure.tight_layout()
     figure.savefig(args.out, dpi=120)
     return numbers
+
+
+def write_table(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
+    """Agents by tasks, and the environment steps per second of all seeds of a program: the median over tasks."""
+    tasks, agents = sorted({task for task, _ in groups}), sorted({agent for _, agent in groups})
+    numbers, rows = evaluations(groups), [["", *tasks, "SPS"]]
+    for agent in agents:
+        cells = [numbers.get(f"{task} {agent}") for task in tasks]
+        speeds = [x["SPS"] for x in cells if x is not None]
+        rows.append([agent, *map(cell, cells), f"{np.median(speeds):,.0f}" if speeds else ""])
+    write_markdown(args, rows)
+    return numbers
+
+
+def write_parameters(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
+    """Of each agent: all parameters, those that are trained, those that are not, and their share (FRN, Table 1)."""
+    rows, numbers = [["", "total", "trainable", "frozen", "reduction"]], {}
+    for (task, agent), (run, *_) in sorted(groups.items()):
+        config = json.loads((run / "config.json").read_text())
+        n = numbers[f"{config['script']} {task} {agent}"] = config["parameters"]["all"]
+        counts = [f"{n[kind]:,}" for kind in ("total", "trainable", "frozen")]
+        rows.append([f"{config['script']} {task} {agent}", *counts, f"{n['frozen'] / n['total']:.2%}"])
+    write_markdown(args, rows)
+    return numbers
+
+
+def write_markdown(args: Args, rows: list[list[str]]):
+    lines = ["| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]]
+    Path(args.out).write_text("\n".join(lines) + "\n")
+    print(*lines, sep="\n")
 
 
 def fail(message: str):
@@ -165,16 +207,23 @@ if __name__ == "__main__":
         fail(f"--confidence {args.confidence}: must be between 0 and 1")
     if args.points < 1:
         fail(f"--points {args.points}: must be positive")
-    if not Path(args.out).absolute().parent.is_dir():
-        fail(f"--out {args.out}: its folder does not exist")
     if args.points > 10_000:
         fail(f"--points {args.points}: at most 10000")
-    if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
-        fail(f"--out {args.out}: must end in .png, .pdf or .svg")
+    draw, endings = {
+        "curves": (plot_curves, (".png", ".pdf", ".svg")),
+        "heatmap": (plot_heatmap, (".png", ".pdf", ".svg")),
+        "table": (write_table, (".md",)),
+        "parameters": (write_parameters, (".md",)),
+    }[args.kind]
+    args.out = args.out or args.kind + endings[0]
+    if not Path(args.out).absolute().parent.is_dir():
+        fail(f"--out {args.out}: its folder does not exist")
+    if Path(args.out).suffix not in endings:
+        fail(f"--out {args.out}: must end in {' or '.join(endings)} for --kind {args.kind}")
     groups = find_runs(Path(args.run_dir))
     if not groups:
         fail(f"--run-dir {args.run_dir}: no run folder in it")
-    numbers = (plot_curves if args.kind == "curves" else plot_heatmap)(args, groups)
+    numbers = draw(args, groups)
     json_file = Path(args.out).with_suffix(".json")
     json_file.write_text(json.dumps(numbers, indent=1) + "\n")
     print(f"{args.out} and {json_file}: {len(groups)} groups of runs")

@@ -15,6 +15,7 @@ import popjym
 STUB = """#!/usr/bin/env bash
 echo "$*" >> calls.txt
 script=$1; shift
+[ "$script" = plot_results.py ] && exit 0
 frozen="" num_seeds=1
 while [ $# -gt 0 ]; do
   case $1 in
@@ -69,6 +70,46 @@ def test_the_ffm_group_is_every_discrete_task_with_four_agents_and_six_ablations
     agents += [("ffm", False, f"no-{part}") for part in parts]
     discrete = [env for env in popjym.registered_envs if hasattr(popjym.make(env)[0].action_space(), "n")]
     assert settings == {(env, *agent) for env in discrete for agent in agents} and len(lines) == len(settings)
+
+
+def settings_of(lines):
+    """(task, agent, experiment) of each command, which must be the published one."""
+    found = set()
+    for line in lines:
+        assert " pqn_frozen_rnn.py --env " in line
+        flags = dict(re.findall(r"--([a-z-]+)(?: ([^-]\S*))?", line))
+        assert flags["total-timesteps"] == "20000000" and flags["seed"] == "1" and flags["num-seeds"] == "10"
+        assert ("frozen-mixers" in flags) == flags["exp-name"].endswith("frozen-mixers")
+        found.add((flags["env"], flags["memory"] + "-frozen" * ("frozen" in flags), flags["exp-name"]))
+    assert len(found) == len(lines)
+    return found
+
+
+FRN_FAMILIES = "Minesweeper NoisyStatelessCartPole RepeatFirst RepeatPrevious StatelessCartPole Battleship HigherLower"
+
+
+@pytest.mark.parametrize(
+    "group, agents",
+    [
+        ("popgym", ["mlp", "gru", "gru-frozen", "lru", "lru-frozen"]),
+        ("reservoirs", [r + frozen for r in ("deepesn", "src", "paralesn") for frozen in ("", "-frozen")]),
+        ("mixers", ["gru-frozen", "lru-frozen"]),
+    ],
+)
+def test_the_groups_of_frn_are_its_tasks_and_agents(bench, group, agents):
+    done, _ = bench(group, "--dry-run")
+    tasks = [family + level for family in FRN_FAMILIES.split() for level in ("Easy", "Medium", "Hard")]
+    names = ["pqn_frozen_rnn"] + ["pqn_frozen_rnn-frozen-mixers"] * (group == "mixers")
+    expected = {(task, agent, name) for task in tasks for agent in agents for name in names}
+    assert done.returncode == 0 and settings_of(done.stdout.splitlines()) == expected
+
+
+def test_table_1_is_four_agents_and_the_table(bench, tmp_path):
+    done, calls = bench("table1", "--run-dir", "r")
+    assert done.returncode == 0, done.stderr
+    agents = [re.search(r"--memory (\w+).*?(--frozen)?(?= --total)", call).groups() for call in calls[:-1]]
+    assert agents == [("gru", None), ("gru", "--frozen"), ("lru", None), ("lru", "--frozen")]
+    assert calls[-1] == "plot_results.py --run-dir r/table1 --kind parameters --out r/table1/parameters.md"
 
 
 def test_a_budget_scales_the_steps_and_says_so_in_the_names(bench):
@@ -130,4 +171,5 @@ def test_bad_flags_are_one_line(bench, flags, word):
 
 def test_help_names_the_groups(bench):
     done, _ = bench("--help")
-    assert done.returncode == 0 and "ffm:" in done.stdout and "--dry-run" in done.stdout
+    assert done.returncode == 0 and "--dry-run" in done.stdout
+    assert all(f"{group}:" in done.stdout for group in ("ffm", "popgym", "reservoirs", "mixers", "table1"))

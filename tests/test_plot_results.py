@@ -28,7 +28,7 @@ def make_run(folder, task, script, memory, seed, values, evaluation=None, gamma=
         writer.write_event(Event(step=step, summary=summary))
     writer.close()
     if evaluation is not None:
-        (run / "eval.json").write_text(json.dumps({"mean_return": evaluation}))
+        (run / "eval.json").write_text(json.dumps({"mean_return": evaluation, "SPS": 1000 + seed}))
 
 
 def plot(tmp_path, *flags):
@@ -69,9 +69,33 @@ def test_heatmap_has_mean_and_sample_deviation_of_the_evaluations(tmp_path):
         "seeds": [0.1, 0.4],
         "mean": pytest.approx(0.25),
         "std": pytest.approx(np.std([0.1, 0.4], ddof=1)),
+        "SPS": 1000.5,
     }
     ablation = numbers["RepeatFirstHard pqn_ffm-no-decay ffm"]
-    assert ablation == {"seeds": [-0.3], "mean": pytest.approx(-0.3), "std": None}
+    assert ablation == {"seeds": [-0.3], "mean": pytest.approx(-0.3), "std": None, "SPS": 1000}
+
+    done = plot(tmp_path, "--kind", "table")
+    table = ["|  | RepeatFirstEasy | RepeatFirstHard | SPS |", "| --- | --- | --- | --- |"]
+    table += ["| ffm | 0.25 ± 0.21 |  | 1,000 |", "| pqn_ffm-no-decay ffm |  | -0.30 | 1,000 |"]
+    assert (tmp_path / "table.md").read_text().splitlines() == done.stdout.splitlines()[:-1] == table
+    assert json.loads((tmp_path / "table.json").read_text()) == numbers
+
+
+def test_parameters_are_those_of_each_agent(tmp_path):
+    for memory, frozen in (("gru", 0), ("gru-frozen", 787_968)):
+        make_run(tmp_path / "runs", "StatelessCartPoleEasy", "pqn_frozen_rnn", memory, 1, np.zeros(10))
+        (run,) = (tmp_path / "runs").glob(f"*__{memory}__*")
+        config = json.loads((run / "config.json").read_text())
+        config["script"] = "pqn_frozen_rnn"
+        config["parameters"] = {"all": {"total": 1_119_746, "trainable": 1_119_746 - frozen, "frozen": frozen}}
+        (run / "config.json").write_text(json.dumps(config))
+    done = plot(tmp_path, "--kind", "parameters")
+    assert done.returncode == 0, done.stderr
+    name = "pqn_frozen_rnn StatelessCartPoleEasy gru"
+    assert (tmp_path / "parameters.md").read_text().splitlines()[2:] == [
+        f"| {name} | 1,119,746 | 1,119,746 | 0 | 0.00% |",
+        f"| {name}-frozen | 1,119,746 | 331,778 | 787,968 | 70.37% |",
+    ]
 
 
 def test_different_settings_are_not_taken_for_seeds_of_one(tmp_path):
@@ -99,7 +123,12 @@ def test_an_unknown_metric_names_those_there_are(tmp_path):
 
 
 def test_an_empty_folder_and_bad_flags_are_one_line(tmp_path):
-    for flags, word in (((), "no run folder"), (("--confidence", "1.5"), "1.5"), (("--out", "x.txt"), "x.txt")):
+    for flags, word in (
+        ((), "no run folder"),
+        (("--confidence", "1.5"), "1.5"),
+        (("--kind", "table", "--out", "x.png"), "x.png"),
+        (("--out", "x.txt"), "x.txt"),
+    ):
         done = plot(tmp_path, *flags)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and word in done.stderr, done.stderr
         make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", word, np.zeros(10))

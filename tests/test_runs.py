@@ -23,13 +23,22 @@ from tensorboard.compat.proto.event_pb2 import Event
 SCRIPTS = {
     "pqn_ffm": "pqn_ffm.py --env RepeatPrevious --hidden-size 16 --trace-size 4 --context-size 2 --num-envs 4 "
     "--num-steps 16 --num-minibatches 2 --update-epochs 1 --learning-rate 1e-3 --eval-episodes 3",
+    "pqn_frozen_rnn": "pqn_frozen_rnn.py --env RepeatPrevious --memory lru --hidden-size 16 --num-envs 4 "
+    "--num-steps 16 --num-minibatches 2 --update-epochs 1 --learning-rate 1e-3 --eval-episodes 3",
 }
 STEPS = 64
 
 
 @pytest.fixture(params=SCRIPTS)
-def small(request):
+def each(request):
+    """Every script, where it matters what the state of a run consists of."""
     return SCRIPTS[request.param]
+
+
+@pytest.fixture
+def small():
+    """One script, where only the shared blocks matter: they are identical (test_shared_blocks.py)."""
+    return SCRIPTS["pqn_ffm"]
 
 
 def only(folder: Path) -> Path:
@@ -114,19 +123,19 @@ def test_a_run_leaves_events_config_checkpoints_and_eval(script, small, tmp_path
     assert "step 1,920" in done.stdout and done.stderr == ""
 
 
-def test_the_same_seed_gives_the_same_evaluation_and_another_seed_another(script, small, tmp_path):
+def test_the_same_seed_gives_the_same_evaluation_and_another_seed_another(script, each, tmp_path):
     results = []
     for i, seed in enumerate((1, 1, 2)):
-        assert script(f"{small} --total-timesteps {STEPS * 4} --seed {seed} --run-dir {i}").returncode == 0
+        assert script(f"{each} --total-timesteps {STEPS * 4} --seed {seed} --run-dir {i}").returncode == 0
         result = json.loads((only(tmp_path / str(i)) / "eval.json").read_text())
         timing = ("train_seconds", "compile_seconds", "SPS")
         results.append({name: result[name] for name in result if name not in timing})
     assert results[0] == results[1] != results[2]
 
 
-def test_seeds_side_by_side_are_the_runs_one_by_one(script, small, tmp_path):
+def test_seeds_side_by_side_are_the_runs_one_by_one(script, each, tmp_path):
     updates = 3
-    command = f"{small} --total-timesteps {STEPS * updates}"
+    command = f"{each} --total-timesteps {STEPS * updates}"
     assert script(f"{command} --seed 5 --num-seeds 3 --run-dir all").returncode == 0
     runs = sorted((tmp_path / "all").iterdir())
     assert [run.name.split("__")[3] for run in runs] == ["5", "6", "7"]
@@ -139,16 +148,15 @@ def test_seeds_side_by_side_are_the_runs_one_by_one(script, small, tmp_path):
             np.testing.assert_allclose(x[i], y[0], rtol=1e-4, atol=1e-5)
         one, other = (json.loads((folder / "eval.json").read_text()) for folder in (run, alone))
         assert one["returns"] == other["returns"]
-        evaluated = script(f"{small.split()[0]} --evaluate {run}")
+        evaluated = script(f"{each.split()[0]} --evaluate {run}")
         assert evaluated.returncode == 0, evaluated.stderr
         assert json.loads((run / "evaluate.json").read_text())["returns"] == one["returns"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("num_seeds", [1, 2])
-def test_a_stopped_run_resumes_bit_for_bit(script, small, tmp_path, number, num_seeds):
+@pytest.mark.parametrize("number, num_seeds", [(signal.SIGKILL, 2), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_stopped_run_resumes_bit_for_bit(script, each, tmp_path, number, num_seeds):
     updates = 1000
-    command = f"{small} --total-timesteps {STEPS * updates} --num-seeds {num_seeds}"
+    command = f"{each} --total-timesteps {STEPS * updates} --num-seeds {num_seeds}"
     assert script(f"{command} --run-dir whole").returncode == 0
     wholes = sorted((tmp_path / "whole").iterdir())
     # A kill gives no warning: its checkpoints are those written on the way.
@@ -164,7 +172,7 @@ def test_a_stopped_run_resumes_bit_for_bit(script, small, tmp_path, number, num_
     else:
         assert stopped.returncode == 128 + number and "--resume" in stopped.stdout and stopped.stderr == ""
     assert len(kept) <= 2 or number == signal.SIGKILL  # which can come between a new one and the deletion of an old one
-    resumed = script(f"{small.split()[0]} --resume {runs[-1]} --checkpoint-every 600")
+    resumed = script(f"{each.split()[0]} --resume {runs[-1]} --checkpoint-every 600")
     assert resumed.returncode == 0, resumed.stderr
     assert len(list((runs[0] / "checkpoints").iterdir())) <= 2
     for run, whole in zip(runs, wholes, strict=True):
@@ -366,8 +374,8 @@ def test_runs_that_cannot_be_continued(script, small, tmp_path):
     assert_one_line_error(script(f"{name} --resume {run}"), "cannot be")
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(script, small, tmp_path):
-    process = script(f"{small} --total-timesteps {STEPS * 50} --learning-rate 1e30 --checkpoint-every 0")
+def test_a_loss_that_is_not_finite_stops_the_run(script, each, tmp_path):
+    process = script(f"{each} --total-timesteps {STEPS * 50} --learning-rate 1e30 --checkpoint-every 0")
     assert_one_line_error(process, "losses/", "after update", "last good checkpoint", code=1)
     run = only(tmp_path / "runs")
     assert not (run / "eval.json").exists()

@@ -1,0 +1,802 @@
+"""PQN with frozen recurrent networks and reservoirs on POPGym's partially observable vector tasks.
+
+Does a recurrent network have to learn, to serve an agent as memory? The agent sees [observation, previous action],
+keeps what matters in a recurrent network, and learns Q values from its own rollouts with TD(λ): no replay buffer, no
+target network. `--memory` swaps the memory by one word; `--frozen` leaves its weights as they were drawn and trains
+only what stands around it. Where nothing below a frozen memory is trained either, what it makes of a rollout is the
+same in every epoch: it is kept from the rollout, and the epochs train the rest, without back-propagation through time.
+All of that ends with `evaluate`; what comes after it, the keeping of runs, is the same in every script.
+
+    python pqn_frozen_rnn.py --env RepeatFirstHard --memory lru --frozen
+    python pqn_frozen_rnn.py --env StatelessCartPole --memory deepesn --frozen --num-seeds 10
+
+FRN: Does Learning Recurrent Networks Matter in Partially Observable RL? (Wang et al., 2026).
+PQN: Simplifying Deep Temporal Difference Learning (Gallici et al., 2025).
+"""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import functools
+import importlib.metadata
+import importlib.util
+import io
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import tyro
+from flax import struct
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tqdm import tqdm
+
+import popjym
+from memory import GRU, LRU, SRC, DeepESN, Memoryless, ParalESN, count_parameters, merge, partition, trace_durability
+
+jax.config.update("jax_default_matmul_precision", "highest")  # TF32 on GPUs changes results
+
+
+# --------------------------------------------------------------------------------------------------------- arguments
+@dataclass
+class Task:
+    """What is learned, and for how long."""
+
+    env: str = "RepeatPreviousEasy"
+    """POPGym task, with difficulty (RepeatFirstHard) or without (RepeatFirst means RepeatFirstEasy)"""
+    total_timesteps: int = 20_000_000
+    """environment steps of one seed (FRN Table A4)"""
+    seed: int = 1
+    """seed of the first run"""
+    num_seeds: int = 1
+    """seeds that train side by side in one program: seed, seed + 1, …; each has a run folder of its own"""
+    eval_episodes: int = 10
+    """greedy episodes after training (FRN section 4.1)"""
+
+
+@dataclass
+class Network:
+    """The agent (FRN Fig. 1 and 7, Table A1) and its memory (FRN section 3, appendix B)."""
+
+    memory: Literal["gru", "lru", "deepesn", "src", "paralesn", "mlp"] = "lru"
+    """memory unit; mlp is the same agent without one, the memoryless baseline"""
+    frozen: bool = False
+    """leave the memory units as initialised (FRN Algorithm 1)"""
+    frozen_mixers: bool = False
+    """leave the mixers that follow the units as initialised (FRN section 4.6)"""
+    frozen_input: bool = False
+    """leave the input projection as initialised; with it, a frozen unit needs no back-propagation through time"""
+    hidden_size: int = 256
+    """width of every hidden layer (FRN Table A1)"""
+    num_blocks: int = 2
+    """L, recurrent blocks of a unit and a mixer, or layers of a reservoir (FRN appendix E)"""
+    num_readout_blocks: int = 2
+    """K, hidden blocks of the readout (FRN appendix E)"""
+    r_min: float | None = None
+    """lru, paralesn: smallest radius of a mode; None is 0.9 for a trained lru, 0.99 otherwise"""
+    r_max: float | None = None
+    """lru, paralesn: largest radius of a mode; None is 0.999 for a trained lru, 0.9999 otherwise"""
+    max_phase: float | None = None
+    """lru, paralesn: largest phase of a mode; None is 2π"""
+    spectral_radius: float | None = None
+    """deepesn: largest |eigenvalue| of W_rec; None is 0.99"""
+    leak: float | None = None
+    """deepesn, paralesn: α, the part of the state that is replaced; None is 1"""
+    recurrent_scaling: float | None = None
+    """src: σ_r, scale of the state; None is 1"""
+    input_scaling: float | None = None
+    """reservoirs: scale of the input; None is 1 for src, 0.1 for the others"""
+    bias_scaling: float | None = None
+    """deepesn, paralesn: scale of the biases; None is 0.01"""
+    projection_scaling: float | None = None
+    """src: γ, scale of the random transform; None is 1"""
+    kernel_size: int | None = None
+    """paralesn: width of the convolution across the state; None is 3"""
+
+
+@dataclass
+class Algorithm:
+    """PQN with λ-returns (FRN Table A4)."""
+
+    learning_rate: float | None = None
+    """initial learning rate; None takes FRN Table A4's: 1e-5 trained, 5e-5 frozen, 5e-7 for mlp"""
+    final_learning_rate: float = 1e-10
+    """learning rate at the last step, linear in between (FRN Table A4)"""
+    gamma: float = 0.99
+    """discount (FRN Table A4)"""
+    td_lambda: float = 0.95
+    """λ of the λ-returns (FRN Table A4)"""
+    max_grad_norm: float = 10.0
+    """gradients are clipped to this global norm (FRN Table A4)"""
+    start_e: float = 1.0
+    """ε of the ε-greedy policy at the first step (FRN Table A4)"""
+    end_e: float = 0.05
+    """ε at the end of the exploration, and after (FRN Table A4)"""
+    exploration_fraction: float = 0.25
+    """part of total_timesteps in which ε falls, linearly (not in FRN; POPGym Arcade's value)"""
+    num_envs: int = 16
+    """parallel environments (FRN Table A4)"""
+    num_steps: int = 128
+    """steps of each environment in a rollout (FRN Table A4)"""
+    num_minibatches: int = 16
+    """minibatches of an epoch: whole sequences of num_envs / num_minibatches environments (FRN Table A4)"""
+    update_epochs: int = 4
+    """passes over each rollout (FRN Table A4)"""
+
+
+# --- shared block: run flags ---
+@dataclass
+class Run:
+    """Where a run is kept, continued and shown."""
+
+    run_dir: str = "runs"
+    """folder of all runs"""
+    exp_name: str = Path(__file__).stem
+    """name of the experiment, a part of the run folder's name"""
+    checkpoint_every: float = 600.0
+    """seconds between two checkpoints; 0 writes one after every update"""
+    resume: str | None = None
+    """run folder to continue, with the flags it was started with"""
+    evaluate: str | None = None
+    """run folder whose last checkpoint is evaluated into its evaluate.json, without training"""
+    track: bool = False
+    """log to Weights & Biases too (pip install wandb; WANDB_PROJECT and WANDB_ENTITY say where)"""
+
+
+# --- end shared block: run flags ---
+
+
+@dataclass
+class Args:
+    """PQN with frozen recurrent networks and reservoirs on POPGym's vector tasks."""
+
+    task: Task = field(default_factory=Task)
+    network: Network = field(default_factory=Network)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    run: Run = field(default_factory=Run)
+
+
+UNITS = {"gru": GRU, "lru": LRU, "deepesn": DeepESN, "src": SRC, "paralesn": ParalESN, "mlp": Memoryless}
+RESERVOIRS = ("deepesn", "src", "paralesn")
+UNIT_FLAGS = [f.name for f in dataclasses.fields(Network) if f.default is None]  # None: what the unit has
+
+
+def check_args(args: SimpleNamespace):
+    """Fills in what depends on other flags; ends the program where a flag makes no sense."""
+
+    def check(holds: bool, name: str, right: str):
+        if not holds:
+            fail(f"--{name.replace('_', '-')} {getattr(args, name)}: {right}")
+
+    args.env += "Easy" if args.env + "Easy" in popjym.registered_envs else ""
+    try:
+        env, env_params = popjym.make(args.env)
+    except ValueError as error:  # names the closest ones
+        fail(f"--env {args.env}: {error}")
+    discrete = hasattr(env.action_space(env_params), "n")
+    check(discrete, "env", "its actions are continuous, and PQN needs discrete ones; StatelessCartPole has them")
+    for f in (f for group in (Task, Network, Algorithm) for f in dataclasses.fields(group) if f.type is int):
+        if f.name != "seed":
+            check(0 < getattr(args, f.name) < 2**31, f.name, "must be a positive integer (below 2^31)")
+    check(0 <= args.seed <= 2**31 - args.num_seeds, "seed", "must be from 0 to 2^31 - num_seeds")
+    for name in ("gamma", "td_lambda", "start_e", "end_e", "exploration_fraction"):
+        check(0 <= getattr(args, name) <= 1, name, "must be from 0 to 1")
+    if args.learning_rate is None:
+        args.learning_rate = 5e-7 if args.memory == "mlp" else 5e-5 if args.frozen else 1e-5
+    for name in ("learning_rate", "final_learning_rate", "max_grad_norm", "checkpoint_every"):
+        check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
+    check(args.num_envs % args.num_minibatches == 0, "num_envs", f"no multiple of {args.num_minibatches} minibatches")
+    batch_size = args.num_envs * args.num_steps
+    check(args.total_timesteps >= batch_size, "total_timesteps", f"less than one rollout of {batch_size} steps")
+    gradient_steps = args.total_timesteps // batch_size * args.update_epochs * args.num_minibatches
+    check(gradient_steps < 2**31, "total_timesteps", f"{gradient_steps} gradient steps are more than 2^31")
+    check(not (args.frozen and args.memory == "mlp"), "frozen", "--memory mlp has no memory unit to freeze")
+    for name in ("frozen_mixers", "frozen_input"):
+        check(not (getattr(args, name) and args.memory in RESERVOIRS), name, f"--memory {args.memory} has no such part")
+    defaults = {f.name: f.default for f in dataclasses.fields(UNITS[args.memory])}
+    if args.memory == "lru" and args.frozen:
+        defaults |= {"r_min": 0.99, "r_max": 0.9999}  # slow modes, which a frozen unit cannot find by training
+    for name in UNIT_FLAGS:
+        if getattr(args, name) is None:
+            setattr(args, name, defaults.get(name))
+        else:
+            check(name in defaults, name, f"--memory {args.memory} has no such part")
+            check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
+    for name, largest in {"max_phase": 2 * np.pi, "leak": 1, "spectral_radius": np.inf, "kernel_size": np.inf}.items():
+        value = getattr(args, name)
+        check(value is None or 0 < value <= largest, name, f"must be above 0 and at most {largest:g}")
+    radii = args.r_min is None or args.r_min < args.r_max <= 1
+    check(radii, "r_min", f"must be below r_max, {args.r_max}, which must be at most 1")
+    check(not re.search(r"[*?[]", str(Path(args.run_dir).absolute())), "run_dir", "orbax cannot read paths with * ? [")
+    named = re.fullmatch(r"[\w.-]+", args.exp_name) and "__" not in args.exp_name
+    check(named, "exp_name", "must be of letters, digits, - . and single _")
+    has_wandb = importlib.util.find_spec("wandb") is not None
+    check(has_wandb or not args.track, "track", "needs Weights & Biases: pip install wandb")
+
+
+# ------------------------------------------------------------------------------------------------------- environment
+def make_env(args: SimpleNamespace):
+    """The number of actions, reset(keys [B]) -> obs, state, and a step of B environments that reset themselves."""
+    env, env_params = popjym.make(args.env)
+
+    def step(key, state, action):
+        """Also tells how an episode ended, and what the action led to before the environment reset itself."""
+        obs, state, reward, done, info = env.step(key, state, action, env_params)
+        # Upstream's POPJym knows none of these three: there, every end is terminal.
+        terminated, truncated = info.get("terminated", done), info.get("truncated", jnp.zeros_like(done))
+        return obs, state, reward, terminated, truncated, info.get("final_observation", obs)
+
+    return env.action_space(env_params).n, jax.vmap(lambda key: env.reset(key, env_params)), jax.vmap(step)
+
+
+# ------------------------------------------------------------------------------------------------------------- agent
+def rows(x):
+    """[T, B, F] -> [T · B, F], where the gradients of Dense and LayerNorm take half to two thirds of the time."""
+    return x.reshape(-1, x.shape[-1])
+
+
+class Agent(nn.Module):
+    """[o_t, one-hot a_{t-1}] -> Linear -> L × [memory unit -> mixer] -> Linear -> K × readout -> Q (FRN Fig. 1, 7).
+
+    A reservoir reads [o_t, one-hot a_{t-1}] itself, and its L layers go side by side to the Linear before the readout
+    (FRN appendix B). `stages` names what comes before that Linear.
+    """
+
+    num_actions: int
+    make_unit: Callable[..., nn.Module]
+    stages: tuple[str, ...]
+    num_fixed: int
+    hidden_size: int
+    num_readout_blocks: int
+
+    @nn.compact
+    def __call__(self, carry, reset, obs=None, previous_action=None, features=None):
+        """reset [T, B], obs [T, B, O], previous_action [T, B] (-1: none) -> carry, Q values [T, B, A], features.
+
+        The first num_fixed stages have nothing to train. What they give, the features [T, B, F], can be kept, and given
+        in place of obs and previous_action. Where there are no such stages, it is what enters the first one.
+        """
+        if features is None:
+            previous_action = jax.nn.one_hot(previous_action, self.num_actions)  # no bit set at an episode's start
+            x = jnp.concatenate([obs, previous_action], axis=-1)  # [T, B, O + A]
+            carry, features = self.run(self.stages[: self.num_fixed], carry, x, reset)
+        carry, x = self.run(self.stages[self.num_fixed :], carry, features, reset)  # [T, B, H]; reservoirs: L · H
+        x = rows(x)
+        x = nn.leaky_relu(nn.Dense(self.hidden_size, name="output")(x))  # [T · B, H]
+        for i in range(self.num_readout_blocks):
+            x = nn.Dense(self.hidden_size, name=f"readout_{i}")(x)
+            x = nn.leaky_relu(nn.LayerNorm(name=f"readout_norm_{i}")(x))
+        q_values = nn.Dense(self.num_actions, name="q_values")(x).reshape(*reset.shape, -1)  # [T, B, A]
+        return carry, q_values, features
+
+    def run(self, stages: tuple[str, ...], carry, x, reset):
+        """x [T, B, F] through some of the stages -> carry, x [T, B, H]."""
+        carry = dict(carry)
+        for stage in stages:
+            if stage.startswith("memory"):
+                carry[stage], x = self.make_unit(name=stage)(carry[stage], x, reset)
+            else:
+                x = nn.Dense(self.hidden_size, name=stage)(rows(x))
+                if stage.startswith("mixer"):
+                    x = nn.leaky_relu(nn.LayerNorm(use_scale=False, use_bias=False)(x))
+                x = x.reshape(*reset.shape, -1)
+        return carry, x
+
+    @nn.nowrap
+    def initialize_carry(self, batch_size: int):
+        units = [stage for stage in self.stages if stage.startswith("memory")]
+        return {stage: self.make_unit().initialize_carry(batch_size) for stage in units}  # leaves [B, ...]
+
+
+# --------------------------------------------------------------------------------------------------------- algorithm
+@struct.dataclass
+class Actor:
+    """The environments and what the agent knows of them before its next action; leaves [B, ...]."""
+
+    env_state: Any
+    obs: jax.Array
+    previous_action: jax.Array  # -1 at an episode's start
+    reset: jax.Array  # obs is the first of its episode
+    carry: Any  # memory before obs
+    episode_return: jax.Array  # of the episode under way
+    episode_length: jax.Array
+
+    def inputs(self):
+        """What the agent reads, as a sequence of T = 1."""
+        return self.reset[None], self.obs[None], self.previous_action[None]
+
+
+@struct.dataclass
+class TrainState:
+    """All that a run is: it continues from here bit for bit."""
+
+    params: Any
+    frozen: Any
+    opt_state: Any
+    actor: Actor
+    update: jax.Array
+    key: jax.Array
+
+
+def lambda_returns(reward, terminated, done, next_value, gamma, td_lambda):
+    """G_t = r_t + γ (1 - terminated_t) [λ G_{t+1} + (1 - λ) V_{t+1}]; at an episode's end, V_{t+1} in place of [].
+
+    All [T, B]. next_value[t] is V_{t+1} = max_a Q(o_{t+1}, a) of the rollout's network, for the o_{t+1} that the action
+    led to (never the first one of the next episode).
+    """
+
+    def step(next_return, x):
+        reward, terminated, done, next_value = x
+        future = jnp.where(done, next_value, td_lambda * next_return + (1 - td_lambda) * next_value)
+        target = reward + gamma * jnp.where(terminated, 0.0, future)
+        return target, target
+
+    return jax.lax.scan(step, next_value[-1], (reward, terminated, done, next_value), reverse=True)[1]
+
+
+def make_train(args: SimpleNamespace, recompute: bool = False) -> SimpleNamespace:
+    """The functions of a run, each of one seed. `recompute` runs every stage in every epoch, for comparison."""
+    num_actions, env_reset, env_step = make_env(args)
+    settings = {name: getattr(args, name) for name in UNIT_FLAGS if getattr(args, name) is not None}
+    unit = functools.partial(UNITS[args.memory], features=args.hidden_size, freeze=args.frozen, **settings)
+    if args.memory in RESERVOIRS:
+        unit, stages = functools.partial(unit, num_layers=args.num_blocks), ("memory_0",)
+    else:
+        stages = ("input", *(f"{kind}_{i}" for i in range(args.num_blocks) for kind in ("memory", "mixer")))
+
+    def is_frozen(path: tuple[str, ...]) -> bool:
+        kind = path[0].split("_")[0]
+        return {"input": args.frozen_input, "memory": args.frozen, "mixer": args.frozen_mixers}.get(kind, False)
+
+    num_fixed = 0 if recompute else len(list(itertools.takewhile(lambda stage: is_frozen((stage,)), stages)))
+    agent = Agent(num_actions, unit, stages, num_fixed, args.hidden_size, args.num_readout_blocks)
+    num_updates = args.total_timesteps // (args.num_envs * args.num_steps)
+    gradient_steps = args.update_epochs * args.num_minibatches  # of an update
+    learning_rate = optax.linear_schedule(args.learning_rate, args.final_learning_rate, num_updates * gradient_steps)
+    exploration_steps = max(1, int(args.exploration_fraction * args.total_timesteps))
+    epsilon = optax.linear_schedule(args.start_e, args.end_e, exploration_steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.adam(learning_rate))
+
+    def q_network(params, frozen, carry, *inputs, **features):
+        return agent.apply({"params": merge(params, frozen)}, carry, *inputs, **features)
+
+    def init_actor(key, num_envs: int) -> Actor:
+        obs, env_state = env_reset(jax.random.split(key, num_envs))
+        none, zeros, carry = jnp.full(num_envs, -1, jnp.int32), jnp.zeros(num_envs), agent.initialize_carry(num_envs)
+        return Actor(env_state, obs, none, zeros == 0, carry, zeros, zeros.astype(jnp.int32))
+
+    def init(key) -> TrainState:
+        key, actor_key, agent_key = jax.random.split(key, 3)
+        actor = init_actor(actor_key, args.num_envs)
+        params, frozen = partition(agent.init(agent_key, actor.carry, *actor.inputs())["params"], is_frozen)
+        return TrainState(params, frozen, optimizer.init(params), actor, jnp.int32(0), key)
+
+    def interact(params, frozen, actor: Actor, key, epsilon) -> tuple[Actor, dict[str, Any]]:
+        """One ε-greedy step of every environment: the actor after it, and what is to be learned from."""
+        explore_key, action_key, env_key = jax.random.split(key, 3)
+        carry, q_values, features = q_network(params, frozen, actor.carry, *actor.inputs())
+        greedy_action = q_values[0].argmax(-1)  # [B]
+        random_action = jax.random.randint(action_key, greedy_action.shape, 0, num_actions)
+        explore = jax.random.uniform(explore_key, greedy_action.shape) < epsilon
+        action = jnp.where(explore, random_action, greedy_action)
+        env_keys = jax.random.split(env_key, len(action))
+        obs, env_state, reward, terminated, truncated, final_obs = env_step(env_keys, actor.env_state, action)
+        done = terminated | truncated
+        episode_return, episode_length = actor.episode_return + reward, actor.episode_length + 1
+        transition = dict(
+            features=features[0], reset=actor.reset, q_values=q_values[0], action=action, reward=reward,
+            terminated=terminated, truncated=truncated, done=done, final_obs=final_obs, carry=carry,
+            episode_return=episode_return, episode_length=episode_length,
+        )  # fmt: skip
+        next_actor = Actor(
+            env_state=env_state,
+            obs=obs,
+            previous_action=jnp.where(done, -1, action),
+            reset=done,  # the memory is not reset here, but when it reads the first observation of the next episode
+            carry=carry,
+            episode_return=jnp.where(done, 0, episode_return),
+            episode_length=jnp.where(done, 0, episode_length),
+        )
+        return next_actor, transition
+
+    def rollout(state: TrainState, key) -> tuple[Actor, dict[str, Any]]:
+        """num_steps steps of every environment; transitions [T, B, ...]."""
+
+        def step(actor, x):
+            t, key = x
+            steps_so_far = (state.update * args.num_steps + t) * args.num_envs
+            return interact(state.params, state.frozen, actor, key, epsilon(steps_so_far))
+
+        return jax.lax.scan(step, state.actor, (jnp.arange(args.num_steps), jax.random.split(key, args.num_steps)))
+
+    def compute_targets(params, frozen, actor: Actor, t: dict[str, Any]):
+        """λ-returns [T, B] of transitions t from the Q values of the rollout itself; `actor` is the one after it."""
+        _, last_q_values, _ = q_network(params, frozen, actor.carry, *actor.inputs())  # [1, B, A]
+        next_value = jnp.concatenate([t["q_values"], last_q_values])[1:].max(-1)  # [T, B]
+
+        def at_time_limits():
+            """A time limit is not an end: value what was seen last, with the memory as it was before its reset."""
+            x = (t["carry"], t["final_obs"], t["action"])
+            carry, obs, action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), x)  # [T · B, ...]
+            _, q, _ = q_network(params, frozen, carry, jnp.zeros_like(action[None], bool), obs[None], action[None])
+            return jnp.where(t["truncated"], q.max(-1).reshape(next_value.shape), next_value)
+
+        next_value = jax.lax.cond(t["truncated"].any(), at_time_limits, lambda: next_value)
+        return lambda_returns(t["reward"], t["terminated"], t["done"], next_value, args.gamma, args.td_lambda)
+
+    def loss(params, frozen, carry, t: dict[str, jax.Array]):
+        """Squared TD error of whole sequences [T, b], from the memory [b] that the rollout began with."""
+        _, q_values, _ = q_network(params, frozen, carry, t["reset"], features=t["features"])  # [T, b, A]
+        q_taken = jnp.take_along_axis(q_values, t["action"][..., None], axis=-1)[..., 0]  # [T, b]
+        return 0.5 * jnp.square(q_taken - t["target"]).mean(), q_taken.mean()
+
+    def train_iteration(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Rollout, targets, epochs."""
+        key, rollout_key, epoch_key = jax.random.split(state.key, 3)
+        actor, t = rollout(state, rollout_key)
+        t["target"] = compute_targets(state.params, state.frozen, actor, t)
+        learned_from = {name: t[name] for name in ("features", "reset", "action", "target")}
+
+        def minibatch_step(learner, envs):
+            params, opt_state = learner
+            carry = jax.tree.map(lambda x: x[envs], state.actor.carry)
+            minibatch = jax.tree.map(lambda x: x[:, envs], learned_from)  # [T, b, ...]
+            (td_loss, q_values), grads = jax.value_and_grad(loss, has_aux=True)(params, state.frozen, carry, minibatch)
+            updates, opt_state = optimizer.update(grads, opt_state)
+            scalars = {"td_loss": td_loss, "q_values": q_values, "grad_norm": optax.tree.norm(grads)}
+            return (optax.apply_updates(params, updates), opt_state), scalars
+
+        shuffle = jax.vmap(lambda key: jax.random.permutation(key, args.num_envs))
+        minibatches = shuffle(jax.random.split(epoch_key, args.update_epochs)).reshape(gradient_steps, -1)
+        (params, opt_state), scalars = jax.lax.scan(minibatch_step, (state.params, state.opt_state), minibatches)
+        metrics = {f"losses/{name}": values.mean() for name, values in scalars.items()} | {
+            "charts/learning_rate": learning_rate(state.update * gradient_steps),
+            "charts/epsilon": epsilon(state.update * args.num_steps * args.num_envs),
+            # Of finished episodes alone: NaN where there was none, and then not logged.
+            "charts/episodic_return": t["episode_return"].mean(where=t["done"]),
+            "charts/episodic_length": t["episode_length"].mean(where=t["done"]),
+            "losses/parameter_norm": optax.tree.norm(params),  # finite only if all of them are
+        }
+        return TrainState(params, state.frozen, opt_state, actor, state.update + 1, key), metrics
+
+    # ---------------------------------------------------------------------------------------------------- evaluation
+    def evaluate(params, frozen, key):
+        """Returns and lengths [E] of eval_episodes greedy episodes, played side by side."""
+
+        def step(x):
+            actor, key, finished, returns, lengths = x
+            key, step_key = jax.random.split(key)
+            actor, t = interact(params, frozen, actor, step_key, epsilon=0.0)
+            returns = jnp.where(finished, returns, t["episode_return"])
+            lengths = jnp.where(finished, lengths, t["episode_length"])
+            return actor, key, finished | t["done"], returns, lengths
+
+        key, actor_key = jax.random.split(key)
+        actor = init_actor(actor_key, args.eval_episodes)
+        start = (actor, key, ~actor.reset, actor.episode_return, actor.episode_length)
+        return jax.lax.while_loop(lambda x: ~x[2].all(), step, start)[3:]
+
+    def describe_memory(params, frozen) -> dict[str, jax.Array]:
+        """Spread of the steps after which a hundredth of each mode of an LRU is left."""
+        units = {name: unit for name, unit in merge(params, frozen).items() if args.memory == "lru" and "nu" in unit}
+        spread = {"min": jnp.min, "median": jnp.median, "max": jnp.max}
+        steps = {name: trace_durability(jnp.exp(unit["nu"])) for name, unit in units.items()}
+        return {f"{name}/trace_durability_{s}": f(x) for name, x in steps.items() for s, f in spread.items()}
+
+    return SimpleNamespace(
+        init=init, q_network=q_network, epsilon=epsilon, rollout=rollout, compute_targets=compute_targets, loss=loss,
+        train_iteration=train_iteration, evaluate=evaluate, describe_memory=describe_memory,
+    )  # fmt: skip
+
+
+# --- shared block: run ---
+def fail(message: str, code: int = 2, leave: Callable = sys.exit):
+    """One line on stderr, and out."""
+    print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.__stderr__, flush=True)
+    leave(code)
+
+
+def parse_args() -> tuple[SimpleNamespace, dict | None]:
+    """All groups' flags side by side; and the config.json of a run to resume or evaluate, whose flags then hold."""
+
+    def parse(command_line: list[str]) -> dict[str, Any]:
+        groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
+
+    args = parse(sys.argv[1:])
+    given = [(f"--{name} {args[name]}", args[name]) for name in ("resume", "evaluate") if args[name] is not None]
+    if not given:
+        return SimpleNamespace(**args), None
+    if len(given) > 1:
+        fail(f"{given[0][0]} {given[1][0]}: give one of the two")
+    (what, run), folder = given[0], Path(given[0][1]).absolute()
+    try:
+        config = json.loads((folder / "config.json").read_text()) if run else {}
+        script, command_line, runs, saved = (config[name] for name in ("script", "command_line", "runs", "args"))
+        config["seed"] - saved["seed"], {**saved}
+        if len(runs) == 1:
+            runs[0] = folder.name  # one run can be renamed; seeds that share a program cannot
+        defaults = parse(command_line)
+    except OSError:
+        fail(f"{what}: no run there; a run folder has a config.json")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        fail(f"{what}: its config.json is missing or damaged: {error!r}")
+    if script != Path(__file__).stem:
+        fail(f"{what}: a run of {script}.py; continue it there")
+    if missing := [name for name in runs if folder.name not in runs or not (folder.parent / name).is_dir()]:
+        fail(f"{what}: its seeds are one program, and their folders must be side by side as they were: {missing[0]}")
+    args = parse(command_line + sys.argv[1:])
+    free = {"resume", "evaluate", "checkpoint_every", "track"} | ({"eval_episodes"} if args["evaluate"] else set())
+    for name in args.keys() - free:
+        if args[name] != defaults[name]:
+            fail(f"--{name.replace('_', '-')} {args[name]}: the run was started with {saved[name]}, and keeps it")
+    kept = {name: value for name, value in saved.items() if name not in free}  # whatever today's defaults are
+    return SimpleNamespace(**args | kept | {"run_dir": str(folder.parent)}), config
+
+
+def write_json(file: Path, data: dict):
+    file.with_suffix(".tmp").write_text(json.dumps(data, indent=1) + "\n")
+    file.with_suffix(".tmp").replace(file)  # all of it or nothing
+
+
+def make_folders(args: SimpleNamespace, parameters: dict) -> list[Path]:
+    """A new run folder with a config.json for each seed. The seeds are one program, and share its checkpoints."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    packages = ("jax", "flax", "optax", "numpy", "orbax-checkpoint")
+    versions = {name: importlib.metadata.version(name) for name in packages} | {"python": sys.version.split()[0]}
+    config = {"script": Path(__file__).stem, "command_line": sys.argv[1:], "args": vars(args)}
+    config |= {"parameters": parameters, "git_commit": commit or None, "versions": versions}
+    setting, now, made = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", int(time.time()), []
+    try:
+        names = [f"{setting}__{args.seed + i}" for i in range(args.num_seeds)]
+        while any((Path(args.run_dir) / f"{name}__{now}").exists() for name in names):  # started in the same second
+            now += 1
+        names = [f"{name}__{now}" for name in names]
+        folders = [Path(args.run_dir) / name for name in names]
+        for i, folder in enumerate(folders):
+            folder.mkdir(parents=True)
+            made.append(folder)
+            write_json(folder / "config.json", config | {"seed": args.seed + i, "runs": names})
+            if i > 0:
+                (folder / "checkpoints").symlink_to(Path("..") / names[0] / "checkpoints")
+    except OSError as error:
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fail(f"--run-dir {args.run_dir}: no run folder can be made there: {error}", code=1 if full else 2)
+    return folders
+
+
+class Logger:
+    """TensorBoard events in the run folder of each seed, and Weights & Biases if asked for; x-axis: environment steps.
+
+    It writes in the loop's own thread, so that a full disk is noticed. A resumed run cuts its files back to their
+    sizes at the checkpoint, so that no point is missing or double.
+    """
+
+    def __init__(self, folders: list[Path], sizes: list[dict[str, int]], track: bool):
+        self.folders, self.next_flush, self.writers, self.wandb = folders, 0.0, [], []
+        for folder, kept in zip(folders, sizes, strict=True):
+            for file in folder.glob("events.out.tfevents.*"):
+                os.truncate(file, kept[file.name]) if file.name in kept else file.unlink()
+            self.writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{len(kept)}"))
+            if track:
+                import wandb
+
+                config = json.loads((folder / "config.json").read_text())
+                names = {"name": folder.name, "id": folder.name}
+                self.wandb.append(wandb.init(**names, resume="allow", reinit="create_new", config=config))
+
+    def log(self, step: int, scalars: dict[str, np.ndarray]):
+        """Scalars [S]. What is not finite did not happen."""
+        for i, writer in enumerate(self.writers):
+            own = {tag: float(values[i]) for tag, values in scalars.items() if np.isfinite(values[i])}
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in own.items()])
+            writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+            if self.wandb:
+                self.wandb[i].log(own, step=step)
+        if time.time() > self.next_flush:
+            self.sizes()
+            self.next_flush = time.time() + 5
+
+    def sizes(self) -> list[dict[str, int]]:
+        """Bytes of each seed's event files, with everything logged so far on the disk."""
+        for writer in self.writers:
+            writer.flush()
+        return [{file.name: file.stat().st_size for file in f.glob("events.out.tfevents.*")} for f in self.folders]
+
+    def close(self):
+        for writer in self.writers:
+            writer.close()
+        for run in self.wandb:
+            run.finish()
+
+
+def restore(manager: ocp.CheckpointManager, state):
+    """The newest checkpoint: a state of the shapes of `state`, and a note (json). Without one, `state` and None."""
+    last = manager.latest_step()
+    if last is None:
+        return state, None
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(like), note=ocp.args.JsonRestore())
+    with contextlib.redirect_stderr(io.StringIO()):  # orbax's threads print tracebacks
+        try:
+            saved = manager.restore(last, args=items)
+            saved.note["update"], saved.note["seconds"], saved.note["event_files"]
+            return saved.state, saved.note
+        except Exception as error:  # of many kinds, when it meets a damaged file
+            manager.reload()
+            if manager.latest_step() != last:  # the run goes on meanwhile, and keeps newer ones
+                return restore(manager, state)
+            reason = f"damaged or of another version ({type(error).__name__}); without it, the one before is used"
+            fail(f"checkpoint {manager.directory / str(last)} is {reason}", leave=os._exit)  # with those threads
+
+
+def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state), note=ocp.args.JsonSave(note))
+    with contextlib.redirect_stderr(io.StringIO()):  # orbax's threads print tracebacks
+        try:
+            manager.save(update, args=items)
+        except Exception as error:  # of many kinds, when the disk is full
+            for unfinished in Path(manager.directory).glob("*tmp*"):
+                while unfinished.exists():  # and may still write
+                    shutil.rmtree(unfinished, ignore_errors=True)
+            message = f"checkpoint {update} cannot be written; the last good one is {manager.latest_step()}: {error}"
+            fail(message, code=1, leave=os._exit)  # with those threads
+
+
+def over_seeds(function: Callable, num_seeds: int) -> Callable:
+    """`function` of one seed, for leaves [S, ...]; without vmap for a single one, since batched products are slower."""
+    if num_seeds > 1:
+        return jax.vmap(function)
+    return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))
+
+
+# --- end shared block: run ---
+
+
+if __name__ == "__main__":
+    # --- shared block: main ---
+    sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode is no reason to stop
+    for name in ("absl", "asyncio"):  # orbax tells of every file it writes, and of what is raised anyway
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    stop_signals = []
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first ends the loop, a second one the program
+        signal.signal(number, lambda number, _: (stop_signals.append(number), signal.signal(number, signal.SIG_DFL)))
+    args, config = parse_args()
+    check_args(args)
+    train = make_train(args)
+    keys = jnp.stack([jax.random.PRNGKey(args.seed + i) for i in range(args.num_seeds)])  # from here on, [S, ...]
+    functions = (train.init, train.train_iteration, train.evaluate, train.describe_memory)
+    init, train_iteration, evaluate, describe_memory = (jax.jit(over_seeds(f, args.num_seeds)) for f in functions)
+    shapes = jax.eval_shape(train.init, keys[0])
+    parameters = count_parameters(shapes.params, shapes.frozen)
+    folders = [Path(args.run_dir) / name for name in config["runs"]] if config else make_folders(args, parameters)
+    print(f"device         {jax.devices()[0].device_kind} ({jax.default_backend()})")
+    print(f"learning rate  {args.learning_rate:g} -> {args.final_learning_rate:g}")
+    print(f"{'parameters':<16}{'total':>11}{'trainable':>11}{'frozen':>11}")
+    for name, n in parameters.items():
+        print(f"  {name:<14}{n['total']:>11,}{n['trainable']:>11,}{n['frozen']:>11,}")
+    optimizer_size = sum(x.size for x in jax.tree.leaves(shapes.opt_state))  # Adam: two moments of what is trained
+    print(f"optimizer      {optimizer_size:,} numbers")
+    print(*(f"run folder     {folder}" for folder in folders), sep="\n", flush=True)
+
+    reading = args.evaluate is not None
+    options = {"max_to_keep": 2, "enable_async_checkpointing": False, "cleanup_tmp_directories": not reading}
+    options = ocp.CheckpointManagerOptions(**options, read_only=reading)
+    try:
+        lock = open(folders[0] / "lock", "a")  # let go when this process ends, however it ends
+        if not reading:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folders[0] / "checkpoints").mkdir(exist_ok=True)
+        checkpoints = ocp.CheckpointManager((folders[0] / "checkpoints").absolute(), options=options)
+    except BlockingIOError:
+        fail(f"--resume {args.resume}: another process is training this run")
+    except OSError as error:
+        fail(f"run folder {folders[0]}: cannot be written: {error}")
+    state, note = restore(checkpoints, init(keys))
+    if reading and note is None:
+        fail(f"--evaluate {args.evaluate}: the run has no checkpoint yet")
+    fresh, note = note is None, {"update": 0, "seconds": 0.0, "event_files": [{} for _ in folders]} | (note or {})
+    first_update, update, seconds = note["update"], note["update"], note["seconds"]
+    steps_per_update = args.num_envs * args.num_steps
+    num_updates = args.total_timesteps // steps_per_update
+
+    def evaluation() -> list[dict[str, Any]]:
+        """The greedy episodes of each seed."""
+        eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        returns, lengths = jax.device_get(evaluate(state.params, state.frozen, eval_keys))  # [S, E]
+        for folder, x in zip(folders, returns, strict=True):
+            print(f"evaluation     return {x.mean():.3f} ± {x.std():.3f}  {folder}")
+        return [
+            {"mean_return": float(x.mean()), "std_return": float(x.std()), "mean_length": float(n.mean())}
+            | {"returns": x.tolist(), "lengths": n.tolist(), "environment_steps": update * steps_per_update}
+            for x, n in zip(returns, lengths, strict=True)
+        ]
+
+    if args.evaluate:
+        write_json(Path(args.evaluate) / "evaluate.json", evaluation()[config["seed"] - args.seed])
+        sys.exit()
+
+    start = time.perf_counter()
+    train_iteration = jax.jit(train_iteration, donate_argnums=0).lower(state).compile()
+    compile_seconds = time.perf_counter() - start
+    print(f"compile time   {compile_seconds:.1f} s", flush=True)
+    terminal = sys.stdout.isatty()  # elsewhere the bar is printed as a line every ten seconds
+    bar = tqdm(total=num_updates, initial=update, unit="update", file=sys.stdout if terminal else open(os.devnull, "w"))
+    next_line, pending, mean_return = 0.0, [], np.nan
+    try:
+        logger = Logger(folders, note["event_files"], args.track)
+        if fresh:
+            logger.log(0, describe_memory(state.params, state.frozen))
+        start = last_save = time.perf_counter()
+        while True:
+            running = update < num_updates and not stop_signals
+            if running:
+                state, metrics = train_iteration(state)
+                update += 1
+                pending.append((update, metrics))
+            saving = not running or time.perf_counter() - last_save >= args.checkpoint_every
+            # Fetched one update late, while the device is busy with the next; all of them before a checkpoint.
+            while len(pending) > (0 if saving else 1):
+                logged, metrics = pending.pop(0)
+                metrics = jax.device_get(metrics)
+                for name, values in metrics.items():
+                    if name.startswith("losses/") and not np.isfinite(values).all():
+                        kept = f"the last good checkpoint is {checkpoints.latest_step()}"
+                        fail(f"{name} is not finite after update {logged}: {values}; {kept}", code=1)
+                sps = (logged - first_update) * steps_per_update * args.num_seeds / (time.perf_counter() - start)
+                logger.log(logged * steps_per_update, metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
+                returns = metrics["charts/episodic_return"]
+                if not np.isnan(returns).all():  # else no episode ended, and the last mean stays
+                    mean_return = np.nanmean(returns)
+                message = f"step {logged * steps_per_update:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
+                bar.set_postfix_str(message, refresh=False)
+                bar.update(logged - bar.n)
+                if not terminal and (time.perf_counter() > next_line or logged == num_updates):
+                    print(bar, flush=True)
+                    next_line = time.perf_counter() + 10
+            if saving and update != checkpoints.latest_step():
+                last_save = time.perf_counter()
+                seconds = note["seconds"] + last_save - start
+                new_note = {"update": update, "seconds": seconds, "event_files": logger.sizes()}
+                save(checkpoints, update, state, new_note)
+            if not running:
+                break
+        bar.close()
+        if update < num_updates:
+            print(f"checkpoint {update} is in {checkpoints.directory}; go on with --resume {folders[0]}")
+            sys.exit(128 + stop_signals[0])
+        logger.log(update * steps_per_update, describe_memory(state.params, state.frozen))
+        results = evaluation()
+        mean_returns = {"eval/episodic_return": [result["mean_return"] for result in results]}
+        logger.log(update * steps_per_update, mean_returns)
+        logger.close()
+        sps = update * steps_per_update * args.num_seeds / seconds
+        timing = {"train_seconds": seconds, "compile_seconds": compile_seconds, "SPS": sps}
+        for folder, result in zip(folders, results, strict=True):
+            write_json(folder / "eval.json", result | timing)
+    except OSError as error:
+        fail(f"cannot write to {folders[0]}: {error}", code=1)
+    # --- end shared block: main ---
