@@ -222,11 +222,12 @@ def check_args(args: SimpleNamespace):
         else:
             check(name in defaults, name, f"--memory {args.memory} has no such part")
             check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
-    for name, largest in {"max_phase": 2 * np.pi, "leak": 1, "spectral_radius": np.inf, "kernel_size": np.inf}.items():
-        value = getattr(args, name)
-        check(value is None or 0 < value <= largest, name, f"must be above 0 and at most {largest:g}")
-    radii = args.r_min is None or args.r_min < args.r_max <= 1
-    check(radii, "r_min", f"must be below r_max, {args.r_max}, which must be at most 1")
+    for name in ("max_phase", "leak", "spectral_radius", "kernel_size"):
+        check(getattr(args, name) != 0, name, "must be above 0")
+    check(args.leak is None or args.leak <= 1, "leak", "must be at most 1")
+    if args.r_min is not None:
+        check(args.r_min < args.r_max <= 1, "r_min", f"must be below r_max, {args.r_max}, which must be at most 1")
+        check(args.max_phase <= 2 * np.pi, "max_phase", f"must be at most 2π, {2 * np.pi}")
     check(not re.search(r"[*?[]", str(Path(args.run_dir).absolute())), "run_dir", "orbax cannot read paths with * ? [")
     named = re.fullmatch(r"[\w.-]+", args.exp_name) and "__" not in args.exp_name
     check(named, "exp_name", "must be of letters, digits, - . and single _")

@@ -30,3 +30,19 @@ def test_without_memory_the_same_budget_teaches_nothing(script, tmp_path):
     flags = QUICK_START.replace("--frozen", "--memory mlp").replace("--trace-size 16 --context-size 8", "")
     returns = final_returns(script, tmp_path, flags)
     assert len(returns) == 3 and np.mean(returns) < -0.3, returns
+
+
+@pytest.mark.slow
+def test_a_frozen_lru_recalls_what_an_mlp_cannot(script, tmp_path):
+    """RepeatFirstEasy: name the suit of the first card at each of 52 steps. A player who guesses gets -0.5."""
+    budget = "--env RepeatFirst --learning-rate 1e-3 --total-timesteps 200000 --num-seeds 3"
+    returns = {}
+    for agent in ("lru --frozen", "mlp"):
+        done = script(f"pqn_frozen_rnn.py {budget} --memory {agent} --run-dir {agent[:3]}")
+        assert done.returncode == 0, done.stderr
+        files = (tmp_path / agent[:3]).glob("*/eval.json")
+        returns[agent[:3]] = [json.loads(file.read_text())["mean_return"] for file in files]
+        assert len(returns[agent[:3]]) == 3
+    assert min(returns["lru"]) > max(returns["mlp"]) and np.mean(returns["lru"]) > np.mean(returns["mlp"]) + 0.5, (
+        returns
+    )
