@@ -482,7 +482,7 @@ def make_train(args: SimpleNamespace, recompute: bool = False) -> SimpleNamespac
 
     # ---------------------------------------------------------------------------------------------------- evaluation
     def evaluate(params, frozen, key):
-        """Returns and lengths [E] of eval_episodes greedy episodes, played side by side."""
+        """Returns and lengths [E] of eval_episodes greedy episodes, played side by side, and no other score."""
 
         def step(x):
             actor, key, finished, returns, lengths = x
@@ -495,7 +495,7 @@ def make_train(args: SimpleNamespace, recompute: bool = False) -> SimpleNamespac
         key, actor_key = jax.random.split(key)
         actor = init_actor(actor_key, args.eval_episodes)
         start = (actor, key, ~actor.reset, actor.episode_return, actor.episode_length)
-        return jax.lax.while_loop(lambda x: ~x[2].all(), step, start)[3:]
+        return *jax.lax.while_loop(lambda x: ~x[2].all(), step, start)[3:], {}
 
     def describe_memory(params, frozen) -> dict[str, jax.Array]:
         """Spread of the steps after which a hundredth of each mode of an LRU is left."""
@@ -724,20 +724,25 @@ if __name__ == "__main__":
     steps_per_update = args.num_envs * args.num_steps
     num_updates = args.total_timesteps // steps_per_update
 
-    def evaluation() -> list[dict[str, Any]]:
-        """The greedy episodes of each seed."""
+    def evaluation() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+        """The greedy episodes of each seed: for eval.json, and for the log."""
         eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-        returns, lengths = jax.device_get(evaluate(state.params, state.frozen, eval_keys))  # [S, E]
-        for folder, x in zip(folders, returns, strict=True):
-            print(f"evaluation     return {x.mean():.3f} ± {x.std():.3f}  {folder}")
-        return [
+        returns, lengths, scores = jax.device_get(
+            evaluate(state.params, state.frozen, eval_keys)
+        )  # [S, E], {name: [S]}
+        results = [
             {"mean_return": float(x.mean()), "std_return": float(x.std()), "mean_length": float(n.mean())}
+            | {name: float(values[i]) for name, values in scores.items()}
             | {"returns": x.tolist(), "lengths": n.tolist(), "environment_steps": update * steps_per_update}
-            for x, n in zip(returns, lengths, strict=True)
+            for i, (x, n) in enumerate(zip(returns, lengths, strict=True))
         ]
+        for folder, result in zip(folders, results, strict=True):
+            told = "".join(f", {name} {result[name]:.3f}" for name in scores)
+            print(f"evaluation     return {result['mean_return']:.3f} ± {result['std_return']:.3f}{told}  {folder}")
+        return results, {f"eval/{name}": x for name, x in ({"episodic_return": returns.mean(1)} | scores).items()}
 
     if args.evaluate:
-        write_json(Path(args.evaluate) / "evaluate.json", evaluation()[config["seed"] - args.seed])
+        write_json(Path(args.evaluate) / "evaluate.json", evaluation()[0][config["seed"] - args.seed])
         sys.exit()
 
     start = time.perf_counter()
@@ -790,9 +795,8 @@ if __name__ == "__main__":
             print(f"checkpoint {update} is in {checkpoints.directory}; go on with --resume {folders[0]}")
             sys.exit(128 + stop_signals[0])
         logger.log(update * steps_per_update, describe_memory(state.params, state.frozen))
-        results = evaluation()
-        mean_returns = {"eval/episodic_return": [result["mean_return"] for result in results]}
-        logger.log(update * steps_per_update, mean_returns)
+        results, scalars = evaluation()
+        logger.log(update * steps_per_update, scalars)
         logger.close()
         sps = update * steps_per_update * args.num_seeds / seconds
         timing = {"train_seconds": seconds, "compile_seconds": compile_seconds, "SPS": sps}
