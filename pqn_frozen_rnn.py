@@ -719,10 +719,10 @@ if __name__ == "__main__":
     state, note = restore(checkpoints, init(keys))
     if reading and note is None:
         fail(f"--evaluate {args.evaluate}: the run has no checkpoint yet")
-    fresh, note = note is None, {"update": 0, "seconds": 0.0, "event_files": [{} for _ in folders]} | (note or {})
-    first_update, update, seconds = note["update"], note["update"], note["seconds"]
     steps_per_update = args.num_envs * args.num_steps
-    num_updates = args.total_timesteps // steps_per_update
+    start_note = {"update": 0, "seconds": 0.0, "num_updates": args.total_timesteps // steps_per_update}
+    fresh, note = note is None, start_note | {"event_files": [{} for _ in folders]} | (note or {})
+    first_update, update, num_updates, seconds = (note[x] for x in ("update", "update", "num_updates", "seconds"))
 
     def evaluation() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
         """The greedy episodes of each seed: for eval.json, and for the log."""
@@ -773,6 +773,8 @@ if __name__ == "__main__":
                         kept = f"the last good checkpoint is {checkpoints.latest_step()}"
                         fail(f"{name} is not finite after update {logged}: {values}; {kept}", code=1)
                 sps = (logged - first_update) * steps_per_update * args.num_seeds / (time.perf_counter() - start)
+                if np.all(metrics.pop("solved", False)):  # for all seeds: the next update, maybe under way, is the last
+                    num_updates = min(num_updates, logged + 1)
                 logger.log(logged * steps_per_update, metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
                 returns = metrics["charts/episodic_return"]
                 if not np.isnan(returns).all():  # else no episode ended, and the last mean stays
@@ -786,8 +788,8 @@ if __name__ == "__main__":
             if saving and update != checkpoints.latest_step():
                 last_save = time.perf_counter()
                 seconds = note["seconds"] + last_save - start
-                new_note = {"update": update, "seconds": seconds, "event_files": logger.sizes()}
-                save(checkpoints, update, state, new_note)
+                new_note = {"update": update, "seconds": seconds, "num_updates": num_updates}
+                save(checkpoints, update, state, new_note | {"event_files": logger.sizes()})
             if not running:
                 break
         bar.close()
