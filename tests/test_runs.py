@@ -25,6 +25,8 @@ SCRIPTS = {
     "--num-steps 16 --num-minibatches 2 --update-epochs 1 --learning-rate 1e-3 --eval-episodes 3",
     "pqn_frozen_rnn": "pqn_frozen_rnn.py --env RepeatPrevious --memory lru --hidden-size 16 --num-envs 4 "
     "--num-steps 16 --num-minibatches 2 --update-epochs 1 --learning-rate 1e-3 --eval-episodes 3",
+    "ppo_memorychain": "ppo_memorychain.py --delay 50 --memory gru --hidden-size 16 --num-envs 4 "
+    "--num-steps 16 --num-minibatches 2 --update-epochs 1 --learning-rate 1e-3 --eval-episodes 3",
 }
 STEPS = 64
 

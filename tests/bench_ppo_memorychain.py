@@ -1,0 +1,69 @@
+"""Where the time of ppo_memorychain.py goes, at the published setting (64 environments × 1024 steps).
+
+    python tests/bench_ppo_memorychain.py                      # the agents of docs/memorychain.md, 3 updates each
+    python tests/bench_ppo_memorychain.py lru-frozen gru 5     # these, 5 updates each
+
+Agents are timed in turn, so that whatever else the machine does hits all of them; medians count.
+"""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import ppo_memorychain  # noqa: E402
+
+AGENTS = ["mlp", "gru", "gru-frozen", "lru", "lru-frozen", "ffm", "ffm-frozen"]
+
+
+def make(agent: str):
+    flags = {name: value for group in vars(ppo_memorychain.Args()).values() for name, value in vars(group).items()}
+    memory, frozen = agent.removesuffix("-frozen"), agent.endswith("-frozen")
+    args = SimpleNamespace(**flags | {"memory": memory, "frozen": frozen})
+    ppo_memorychain.check_args(args)
+    train = ppo_memorychain.make_train(args)
+    return args, train, jax.jit(train.init)(jax.random.PRNGKey(args.seed))
+
+
+def compiled(function, *x):
+    start = time.perf_counter()
+    program = jax.jit(function).lower(*x).compile()
+    return program, time.perf_counter() - start
+
+
+def seconds(function, *x) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(function(*x))
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    updates = int(sys.argv.pop()) if sys.argv[-1].isdigit() else 3
+    rows = []
+    for agent in sys.argv[1:] or AGENTS:
+        args, train, state = make(agent)
+        iteration, compile_seconds = compiled(train.train_iteration, state)
+        rollout, _ = compiled(train.rollout, state, state.key)
+        advantages, _ = compiled(train.compute_advantages, state.params, state.frozen, *rollout(state, state.key))
+        rows.append((agent, args, train, state, iteration, rollout, advantages, compile_seconds, [], [], []))
+    for _ in range(updates):
+        for _, _, _, state, iteration, rollout, advantages, _, *times in rows:
+            actor, t = rollout(state, state.key)
+            parts = (
+                (iteration, state),
+                (rollout, state, state.key),
+                (advantages, state.params, state.frozen, actor, t),
+            )
+            for part, measured in zip(parts, times, strict=True):
+                measured.append(seconds(*part))
+    print("| memory | compile s | update s | SPS | rollout | advantages | epochs |\n|---|---|---|---|---|---|---|")
+    for agent, args, _, _, _, _, _, compile_seconds, *times in rows:
+        whole, acting, valuing = (statistics.median(measured) for measured in times)
+        a, b = acting / whole, valuing / whole
+        sps = args.num_envs * args.num_steps / whole
+        print(f"| {agent} | {compile_seconds:.1f} | {whole:.2f} | {sps:,.0f} | {a:.1%} | {b:.1%} | {1 - a - b:.1%} |")
