@@ -8,6 +8,7 @@
 #                reservoirs: DeepESN, SRC and ParalESN, trained and frozen (FRN, Fig. A2 and A4)
 #                mixers: frozen GRU and LRU, with trained and with frozen mixers (FRN, Fig. 6)
 #                table1: the parameter counts of FRN's Table 1, by one update of each agent
+#                memorychain: PPO with MLP, GRU and LRU, trained and frozen, delays 4 to 2048 (FRN, Fig. 2)
 #   --dry-run    print the commands, run nothing
 #   --budget F   train for F times the published steps; the runs' names say so (default 1)
 #   --seeds N    seeds 1 to N, side by side in one program (default: as published)
@@ -30,8 +31,8 @@ while [ $# -gt 0 ]; do
       case $1 in --budget) budget=$2 ;; --seeds) seeds=$2 ;; --run-dir) run_dir=$2 ;; esac
       shift ;;
     -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-    ffm | popgym | reservoirs | mixers | table1) groups+=("$1") ;;
-    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1; see --help" ;;
+    ffm | popgym | reservoirs | mixers | table1 | memorychain) groups+=("$1") ;;
+    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1, memorychain; see --help" ;;
   esac
   shift
 done
@@ -54,10 +55,10 @@ execute() {
 # gru-frozen; STEPS are the published ones; VARIANT names what else is special about the setting, if anything.
 run() {
   local script=$1 task=$2 memory=$3 steps=$4 name=$1${5:+-$5} flags=("${@:6}") folders folder seed first="" last
-  [[ $budget == 1 ]] || name+=-budget$budget # and never less than one rollout of 2048 steps
+  [[ $budget == 1 ]] || name+=-budget$budget # and never less than one rollout
   flags=(--env "$task" --memory "${memory%-frozen}" "${flags[@]}" --exp-name "$name" --run-dir "$run_dir")
   [[ $memory == *-frozen ]] && flags+=(--frozen)
-  [[ $budget == 1 ]] || steps=$(awk -v s="$steps" -v b="$budget" 'BEGIN { n = int(s * b); printf "%d", n < 2048 ? 2048 : n }')
+  [[ $budget == 1 ]] || steps=$(awk -v s="$steps" -v b="$budget" -v r="${rollout:-2048}" 'BEGIN { n = int(s * b); printf "%d", n < r ? r : n }')
   flags+=(--total-timesteps "$steps")
   last=${seeds:-$default_seeds}
   for ((seed = 1; seed <= last + 1; seed++)); do
@@ -123,6 +124,15 @@ group_table1() {
   local default_seeds=1 run_dir=$run_dir/table1 memory
   for memory in gru gru-frozen lru lru-frozen; do run pqn_frozen_rnn StatelessCartPoleEasy "$memory" 2048 ""; done
   execute "$python" plot_results.py --run-dir "$run_dir" --kind parameters --out "$run_dir/parameters.md"
+}
+
+group_memorychain() { # the paper's text has eight delays in one place, and these ten in another
+  local default_seeds=5 rollout=65536 delay memory
+  for ((delay = 4; delay <= 2048; delay *= 2)); do
+    for memory in mlp gru gru-frozen lru lru-frozen; do
+      run ppo_memorychain "MemoryChain-$delay" "$memory" 10000000 "" --delay "$delay"
+    done
+  done
 }
 
 for group in "${groups[@]}"; do "group_$group"; done

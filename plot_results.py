@@ -2,6 +2,7 @@
 
     python plot_results.py --run-dir runs
     python plot_results.py --run-dir runs --kind heatmap --out evaluations.png
+    python plot_results.py --run-dir runs --kind recall
     python plot_results.py --run-dir runs --kind table
     python plot_results.py --run-dir runs --kind parameters
 
@@ -28,7 +29,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 # Flags that may differ between the seeds of one setting.
 NOT_A_SETTING = {"seed", "num_seeds", "eval_episodes", "run_dir", "checkpoint_every", "resume", "evaluate", "track"}
 # Metrics that a run need not have yet.
-LATE_METRICS = {"charts/episodic_return", "charts/episodic_length", "eval/episodic_return"}
+LATE_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/success_rate", "eval/episodic_return"}
 # Experiments that need no name in a legend: the scripts as they are.
 SCRIPTS = ("pqn_ffm", "pqn_frozen_rnn", "ppo_memorychain", "ppo_playground", "pqn_arcade_cnn")
 
@@ -41,9 +42,10 @@ class Args:
     """folder of run folders"""
     out: str | None = None
     """picture (png, pdf, svg) or table (md) to write; None is the kind and its ending: curves.png"""
-    kind: Literal["curves", "heatmap", "table", "parameters"] = "curves"
+    kind: Literal["curves", "heatmap", "table", "parameters", "recall"] = "curves"
     """curves: a metric against environment steps, a panel for each task; heatmap: final evaluations, tasks by agents;
-    table: the same in Markdown, with steps per second; parameters: of each agent and task, trained and frozen"""
+    table: the same in Markdown, with steps per second; parameters: of each agent and task, trained and frozen;
+    recall: success rate against the delay of MemoryChain"""
     metric: str = "charts/episodic_return"
     """what the curves show, by its TensorBoard name"""
     points: int = 60
@@ -166,6 +168,41 @@ def plot_heatmap(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
     return numbers
 
 
+def plot_recall(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
+    """Success rate of the final evaluations against MemoryChain's delay: mean and range over seeds (as FRN, Fig. 2)."""
+    numbers = collections.defaultdict(lambda: collections.defaultdict(list))
+    chains = {int(task.split("-")[1]): task for task, _ in groups if task.startswith("MemoryChain-")}
+    for delay, agent in sorted((delay, agent) for delay in chains for task, agent in groups if task == chains[delay]):
+        files = [file for file in (run / "eval.json" for run in groups[chains[delay], agent]) if file.exists()]
+        if results := [json.loads(file.read_text()) for file in files]:
+            row, seeds = numbers[agent], [result["success_rate"] for result in results]
+            row["delays"].append(delay)
+            row["seeds"].append(seeds)
+            row["mean"].append(round(np.mean(seeds), 4))
+            row["mean_128"].append(round(np.mean([result["success_rate_128"] for result in results]), 4))
+            row["steps"].append([result["environment_steps"] for result in results])
+    if not numbers:
+        fail(f"--run-dir {args.run_dir}: no finished run of ppo_memorychain.py in it")
+    figure, axis = plt.subplots(figsize=(8, 4.5))
+    units = sorted({agent.removesuffix("-frozen") for agent in numbers})
+    for i, (agent, row) in enumerate(sorted(numbers.items())):
+        delays = np.array(row["delays"]) * 1.03**i  # side by side, where all succeed
+        color, line = f"C{units.index(agent.removesuffix('-frozen'))}", "--" if agent.endswith("-frozen") else "-"
+        axis.plot(delays, row["mean"], line, color=color, marker="o", markersize=4, label=agent)
+        low, high = ([of(seeds) for seeds in row["seeds"]] for of in (min, max))
+        axis.fill_between(delays, low, high, color=color, alpha=0.12, linewidth=0)
+    axis.axhline(0.5, color="gray", linestyle=":", linewidth=1, label="guessing")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sorted(chains), sorted(chains))
+    axis.minorticks_off()
+    axis.set(xlabel="delay", ylabel="success rate", ylim=(-0.03, 1.03))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(args.out, dpi=120)
+    return numbers
+
+
 def write_table(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
     """Agents by tasks, and the environment steps per second of all seeds of a program: the median over tasks."""
     tasks, agents = sorted({task for task, _ in groups}), sorted({agent for _, agent in groups})
@@ -212,6 +249,7 @@ if __name__ == "__main__":
     draw, endings = {
         "curves": (plot_curves, (".png", ".pdf", ".svg")),
         "heatmap": (plot_heatmap, (".png", ".pdf", ".svg")),
+        "recall": (plot_recall, (".png", ".pdf", ".svg")),
         "table": (write_table, (".md",)),
         "parameters": (write_parameters, (".md",)),
     }[args.kind]

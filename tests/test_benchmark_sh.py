@@ -112,6 +112,22 @@ def test_table_1_is_four_agents_and_the_table(bench, tmp_path):
     assert calls[-1] == "plot_results.py --run-dir r/table1 --kind parameters --out r/table1/parameters.md"
 
 
+def test_the_memorychain_group_is_ten_delays_with_five_agents(bench):
+    done, _ = bench("memorychain", "--dry-run")
+    settings = set()
+    for line in done.stdout.splitlines():
+        assert " ppo_memorychain.py --env " in line
+        flags = dict(re.findall(r"--([a-z-]+)(?: ([^-]\S*))?", line))
+        assert flags["total-timesteps"] == "10000000" and flags["seed"] == "1" and flags["num-seeds"] == "5"
+        assert flags["env"] == f"MemoryChain-{flags['delay']}" and flags["exp-name"] == "ppo_memorychain"
+        settings.add((int(flags["delay"]), flags["memory"] + "-frozen" * ("frozen" in flags)))
+    agents = ["mlp", "gru", "gru-frozen", "lru", "lru-frozen"]
+    assert settings == {(2**k, agent) for k in range(2, 12) for agent in agents}
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 50
+    done, _ = bench("memorychain", "--dry-run", "--budget", "0.000001")
+    assert all("--total-timesteps 65536 " in line for line in done.stdout.splitlines()), "at least one rollout"
+
+
 def test_a_budget_scales_the_steps_and_says_so_in_the_names(bench):
     done, _ = bench("ffm", "--dry-run", "--budget", "0.01", "--seeds", "3")
     for line in done.stdout.splitlines():
@@ -172,4 +188,6 @@ def test_bad_flags_are_one_line(bench, flags, word):
 def test_help_names_the_groups(bench):
     done, _ = bench("--help")
     assert done.returncode == 0 and "--dry-run" in done.stdout
-    assert all(f"{group}:" in done.stdout for group in ("ffm", "popgym", "reservoirs", "mixers", "table1"))
+    assert all(
+        f"{group}:" in done.stdout for group in ("ffm", "popgym", "reservoirs", "mixers", "table1", "memorychain")
+    )

@@ -98,6 +98,35 @@ def test_parameters_are_those_of_each_agent(tmp_path):
     ]
 
 
+def test_recall_is_the_success_rate_of_each_agent_against_the_delay(tmp_path):
+    rates = {(8, "lru"): [1.0, 0.8], (128, "lru"): [0.5], (16, "lru"): [1.0, 1.0], (8, "lru-frozen"): [0.9]}
+    for (delay, agent), seeds in rates.items():
+        for seed, rate in enumerate(seeds):
+            make_run(tmp_path / "runs", f"MemoryChain-{delay}", "ppo_memorychain", agent, seed, np.zeros(10), 0.0)
+            (run,) = (tmp_path / "runs").glob(f"MemoryChain-{delay}__*__{agent}__{seed}__*")
+            scores = {"success_rate": rate, "success_rate_128": rate - 0.1, "environment_steps": 1000 + seed}
+            (run / "eval.json").write_text(json.dumps(scores))
+    make_run(tmp_path / "runs", "MemoryChain-64", "ppo_memorychain", "lru", 0, np.zeros(10))  # not finished
+    done = plot(tmp_path, "--kind", "recall", "--out", "r.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    numbers = json.loads((tmp_path / "r.json").read_text())
+    assert numbers["lru"] == {
+        "delays": [8, 16, 128],
+        "seeds": [[1.0, 0.8], [1.0, 1.0], [0.5]],
+        "mean": pytest.approx([0.9, 1.0, 0.5]),
+        "mean_128": pytest.approx([0.8, 0.9, 0.4]),
+        "steps": [[1000, 1001], [1000, 1001], [1000]],
+    }
+    assert numbers["lru-frozen"]["delays"] == [8] and len(numbers) == 2
+
+
+def test_recall_without_a_run_of_memorychain_is_one_line(tmp_path):
+    make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", 0, np.zeros(10), 0.5)
+    done = plot(tmp_path, "--kind", "recall", "--out", "r.png")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "ppo_memorychain.py" in done.stderr
+
+
 def test_different_settings_are_not_taken_for_seeds_of_one(tmp_path):
     make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", 0, np.zeros(10))
     make_run(tmp_path / "runs", "RepeatFirstEasy", "pqn_ffm", "ffm", 1, np.zeros(10), gamma=0.5)
