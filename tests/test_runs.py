@@ -125,10 +125,10 @@ def test_a_run_leaves_events_config_checkpoints_and_eval(script, small, tmp_path
     assert "step 1,920" in done.stdout and done.stderr == ""
 
 
-def test_the_same_seed_gives_the_same_evaluation_and_another_seed_another(script, each, tmp_path):
+def test_the_same_seed_gives_the_same_evaluation_and_another_seed_another(script, small, tmp_path):
     results = []
     for i, seed in enumerate((1, 1, 2)):
-        assert script(f"{each} --total-timesteps {STEPS * 4} --seed {seed} --run-dir {i}").returncode == 0
+        assert script(f"{small} --total-timesteps {STEPS * 4} --seed {seed} --run-dir {i}").returncode == 0
         result = json.loads((only(tmp_path / str(i)) / "eval.json").read_text())
         timing = ("train_seconds", "compile_seconds", "SPS")
         results.append({name: result[name] for name in result if name not in timing})
@@ -155,10 +155,13 @@ def test_seeds_side_by_side_are_the_runs_one_by_one(script, each, tmp_path):
         assert json.loads((run / "evaluate.json").read_text())["returns"] == one["returns"]
 
 
-@pytest.mark.parametrize("number, num_seeds", [(signal.SIGKILL, 2), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_a_stopped_run_resumes_bit_for_bit(script, each, tmp_path, number, num_seeds):
-    updates = 1000
-    command = f"{each} --total-timesteps {STEPS * updates} --num-seeds {num_seeds}"
+@pytest.mark.parametrize(
+    "name, number, num_seeds",
+    [*[(name, signal.SIGKILL, 2) for name in SCRIPTS], ("pqn_ffm", signal.SIGINT, 1), ("pqn_ffm", signal.SIGTERM, 2)],
+)
+def test_a_stopped_run_resumes_bit_for_bit(script, tmp_path, name, number, num_seeds):
+    updates, small = 1000, SCRIPTS[name]
+    command = f"{small} --total-timesteps {STEPS * updates} --num-seeds {num_seeds}"
     assert script(f"{command} --run-dir whole").returncode == 0
     wholes = sorted((tmp_path / "whole").iterdir())
     # A kill gives no warning: its checkpoints are those written on the way.
@@ -174,7 +177,7 @@ def test_a_stopped_run_resumes_bit_for_bit(script, each, tmp_path, number, num_s
     else:
         assert stopped.returncode == 128 + number and "--resume" in stopped.stdout and stopped.stderr == ""
     assert len(kept) <= 2 or number == signal.SIGKILL  # which can come between a new one and the deletion of an old one
-    resumed = script(f"{each.split()[0]} --resume {runs[-1]} --checkpoint-every 600")
+    resumed = script(f"{small.split()[0]} --resume {runs[-1]} --checkpoint-every 600")
     assert resumed.returncode == 0, resumed.stderr
     assert len(list((runs[0] / "checkpoints").iterdir())) <= 2
     for run, whole in zip(runs, wholes, strict=True):
@@ -376,8 +379,8 @@ def test_runs_that_cannot_be_continued(script, small, tmp_path):
     assert_one_line_error(script(f"{name} --resume {run}"), "cannot be")
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(script, each, tmp_path):
-    process = script(f"{each} --total-timesteps {STEPS * 50} --learning-rate 1e30 --checkpoint-every 0")
+def test_a_loss_that_is_not_finite_stops_the_run(script, small, tmp_path):
+    process = script(f"{small} --total-timesteps {STEPS * 50} --learning-rate 1e30 --checkpoint-every 0")
     assert_one_line_error(process, "losses/", "after update", "last good checkpoint", code=1)
     run = only(tmp_path / "runs")
     assert not (run / "eval.json").exists()
