@@ -225,6 +225,8 @@ def check_args(args: SimpleNamespace):
     for name in ("max_phase", "leak", "spectral_radius", "kernel_size"):
         check(getattr(args, name) != 0, name, "must be above 0")
     check(args.leak is None or args.leak <= 1, "leak", "must be at most 1")
+    narrow = args.kernel_size is None or args.kernel_size <= args.hidden_size
+    check(narrow, "kernel_size", f"must be at most hidden_size, {args.hidden_size}")
     if args.r_min is not None:
         check(args.r_min < args.r_max <= 1, "r_min", f"must be below r_max, {args.r_max}, which must be at most 1")
         check(args.max_phase <= 2 * np.pi, "max_phase", f"must be at most 2π, {2 * np.pi}")

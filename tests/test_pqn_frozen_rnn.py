@@ -312,6 +312,7 @@ def test_a_run_of_each_memory(script, tmp_path, memory, frozen):
         (dict(memory="deepesn", spectral_radius=0.0), ["--spectral-radius 0"]),
         (dict(memory="src", input_scaling=-1.0), ["--input-scaling -1", "negative"]),
         (dict(memory="paralesn", kernel_size=0), ["--kernel-size 0"]),
+        (dict(memory="paralesn", kernel_size=257), ["--kernel-size 257", "hidden_size, 256"]),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_one_line(flags, words, capfd):
