@@ -211,8 +211,8 @@ def check_args(args: SimpleNamespace):
     check(args.env in ("MemoryChain", task), "env", f"must be MemoryChain; --delay {args.delay} is added to it")
     args.env = task
     check(stop is None or 0 < stop <= 1, "stop_at_success", "must be above 0 and at most 1")
-    for f in (f for group in (Task, Network, Algorithm) for f in dataclasses.fields(group) if f.type is int):
-        if f.name != "seed":
+    for f in (f for group in (Task, Network, Algorithm) for f in dataclasses.fields(group)):
+        if f.type in (int, int | None) and f.name != "seed" and getattr(args, f.name) is not None:
             check(0 < getattr(args, f.name) < 2**31, f.name, "must be a positive integer (below 2^31)")
     check(0 <= args.seed <= 2**31 - args.num_seeds, "seed", "must be from 0 to 2^31 - num_seeds")
     for name in ("gamma", "gae_lambda"):
@@ -235,13 +235,14 @@ def check_args(args: SimpleNamespace):
         else:
             check(name in defaults, name, f"--memory {args.memory} has no such part")
             check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
-    for name in ("max_phase", "leak", "spectral_radius", "kernel_size", "trace_size", "context_size"):
+    for name in ("max_phase", "leak", "spectral_radius"):
         check(getattr(args, name) != 0, name, "must be above 0")
     check(args.leak is None or args.leak <= 1, "leak", "must be at most 1")
     narrow = args.kernel_size is None or args.kernel_size <= args.hidden_size
     check(narrow, "kernel_size", f"must be at most hidden_size, {args.hidden_size}")
     if args.r_min is not None:
-        check(args.r_min < args.r_max <= 1, "r_min", f"must be below r_max, {args.r_max}, which must be at most 1")
+        check(args.r_max <= 1, "r_max", "must be at most 1")
+        check(args.r_min < args.r_max, "r_min", f"must be below r_max, {args.r_max}")
         check(args.max_phase <= 2 * np.pi, "max_phase", f"must be at most 2π, {2 * np.pi}")
     check(not re.search(r"[*?[]", str(Path(args.run_dir).absolute())), "run_dir", "orbax cannot read paths with * ? [")
     named = re.fullmatch(r"[\w.-]+", args.exp_name) and "__" not in args.exp_name
@@ -271,7 +272,7 @@ def make_env(args: SimpleNamespace):
 
 # ------------------------------------------------------------------------------------------------------------- agent
 def rows(x):
-    """[T, B, F] -> [T · B, F], where a CPU is faster at the gradients of Dense and LayerNorm."""
+    """[T, B, F] -> [T · B, F]: on a CPU, the gradient of LayerNorm is faster there (docs/frozen_rnn.md)."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -701,7 +702,7 @@ def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:
-    """`function` of one seed, for leaves [S, ...]; without vmap for a single one, since batched products are slower."""
+    """`function` of one seed, for leaves [S, ...]. For a single one, vmap would only cost time (docs/frozen_rnn.md)."""
     if num_seeds > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))
@@ -760,9 +761,8 @@ if __name__ == "__main__":
     def evaluation() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
         """The greedy episodes of each seed: for eval.json, and for the log."""
         eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-        returns, lengths, scores = jax.device_get(
-            evaluate(state.params, state.frozen, eval_keys)
-        )  # [S, E], {name: [S]}
+        # Returns and lengths [S, E], and {name: [S]}.
+        returns, lengths, scores = jax.device_get(evaluate(state.params, state.frozen, eval_keys))
         results = [
             {"mean_return": float(x.mean()), "std_return": float(x.std()), "mean_length": float(n.mean())}
             | {name: float(values[i]) for name, values in scores.items()}

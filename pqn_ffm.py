@@ -227,7 +227,7 @@ def make_env(args: SimpleNamespace):
 
 # ------------------------------------------------------------------------------------------------------------- agent
 def rows(x):
-    """[T, B, F] -> [T · B, F], where the gradients of Dense and LayerNorm take half to two thirds of the time."""
+    """[T, B, F] -> [T · B, F]: on a CPU, the gradient of LayerNorm is faster there (docs/frozen_rnn.md)."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -616,7 +616,7 @@ def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:
-    """`function` of one seed, for leaves [S, ...]; without vmap for a single one, since batched products are slower."""
+    """`function` of one seed, for leaves [S, ...]. For a single one, vmap would only cost time (docs/frozen_rnn.md)."""
     if num_seeds > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))
@@ -675,9 +675,8 @@ if __name__ == "__main__":
     def evaluation() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
         """The greedy episodes of each seed: for eval.json, and for the log."""
         eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-        returns, lengths, scores = jax.device_get(
-            evaluate(state.params, state.frozen, eval_keys)
-        )  # [S, E], {name: [S]}
+        # Returns and lengths [S, E], and {name: [S]}.
+        returns, lengths, scores = jax.device_get(evaluate(state.params, state.frozen, eval_keys))
         results = [
             {"mean_return": float(x.mean()), "std_return": float(x.std()), "mean_length": float(n.mean())}
             | {name: float(values[i]) for name, values in scores.items()}

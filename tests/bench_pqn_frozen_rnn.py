@@ -2,6 +2,8 @@
 
     python tests/bench_pqn_frozen_rnn.py parts    # compile seconds, SPS, rollout against update, of each memory
     python tests/bench_pqn_frozen_rnn.py kept     # features kept from the rollout against a memory that runs again
+    python tests/bench_pqn_frozen_rnn.py seeds    # seeds by vmap, and one after the other, against a single one
+    python tests/bench_pqn_frozen_rnn.py rows     # a readout's gradient over [T, 1, F] and over [T, F]
 
 All agents are timed in turn, so that whatever else the machine does hits all of them; medians count.
 """
@@ -12,7 +14,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -40,6 +44,7 @@ class Agent:
         train = pqn_frozen_rnn.make_train(args, recompute)
         self.name = " ".join([memory, *(name.replace("_", " ") for name, on in flags.items() if on)])
         self.state = jax.jit(train.init)(jax.random.PRNGKey(args.seed))
+        self.train_iteration = train.train_iteration
         self.iteration, self.compile_seconds = compiled(train.train_iteration, self.state)
         self.rollout, _ = compiled(train.rollout, self.state, self.state.key)
         self.steps, self.whole, self.acting = args.num_envs * args.num_steps, [], []
@@ -83,5 +88,41 @@ def kept():
         print(row + f"| {(other_whole - other_acting) / (whole - acting):.1f} |")
 
 
+def in_turn(programs: dict, turns: int) -> dict[str, float]:
+    """Median seconds of each (compiled program, *arguments); the first turn warms up."""
+    times = {name: [] for name in programs}
+    for _ in range(turns):
+        for name, (program, *x) in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program(*x))
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(measured[1:]) for name, measured in times.items()}
+
+
+def seeds():
+    print("| memory | seeds | one alone s | vmap s a seed | one by one s a seed |\n|---|---|---|---|---|")
+    for memory, flags in [("gru", {}), ("lru", {"frozen": True}), ("deepesn", {"frozen": True}), ("mlp", {})]:
+        agent = Agent(memory, flags)
+        for count in (1, 3):
+            state = jax.tree.map(lambda x, n=count: jnp.stack([x] * n), agent.state)
+            functions = {
+                "vmap": jax.vmap(agent.train_iteration),
+                "map": lambda state, one=agent.train_iteration: jax.lax.map(one, state),
+            }
+            programs = {name: (compiled(function, state)[0], state) for name, function in functions.items()}
+            s = in_turn(programs | {"one": (agent.iteration, agent.state)}, turns=6)
+            print(f"| {agent.name} | {count} | {s['one']:.3f} | {s['vmap'] / count:.3f} | {s['map'] / count:.3f} |")
+
+
+def rows():
+    readout = nn.Sequential([layer for _ in range(3) for layer in (nn.Dense(256), nn.LayerNorm(), nn.leaky_relu)])
+    x = jax.random.normal(jax.random.key(0), (128, 256))
+    params = readout.init(jax.random.key(1), x)
+    grad = jax.grad(lambda params, x: jnp.square(readout.apply(params, x)).mean())
+    programs = {name: (compiled(grad, params, y)[0], params, y) for name, y in (("T1F", x[:, None]), ("TF", x))}
+    s = in_turn(programs, turns=200)
+    print(f"[T, 1, F] {1e3 * s['T1F']:.2f} ms, [T, F] {1e3 * s['TF']:.2f} ms, ratio {s['TF'] / s['T1F']:.2f}")
+
+
 if __name__ == "__main__":
-    {"parts": parts, "kept": kept}[sys.argv[1]]()
+    {"parts": parts, "kept": kept, "seeds": seeds, "rows": rows}[sys.argv[1]]()

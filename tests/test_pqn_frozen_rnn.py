@@ -146,8 +146,8 @@ def test_an_iteration_with_kept_features_is_the_one_that_runs_the_memory_again(m
         np.testing.assert_allclose(a, b, atol=2e-4)  # Adam's step is 1e-3, whatever the gradient's size
 
 
-def scans(train, state) -> int:
-    """Loops in the gradient of one minibatch."""
+def loops_and_flops(train, state) -> tuple[int, float]:
+    """Of the compiled gradient of one minibatch."""
     _, t = jax.eval_shape(train.rollout, state, jax.random.PRNGKey(0))
     t = {name: jnp.zeros(t[name].shape, t[name].dtype) for name in ("features", "reset", "action")}
     t["target"] = jnp.zeros(t["action"].shape)
@@ -160,7 +160,7 @@ def test_with_kept_features_no_step_is_taken_through_time():
     for memory, flags, num_fixed in FIXED:
         train = tiny(memory=memory, frozen=True, **flags)
         state = train.init(jax.random.PRNGKey(0))
-        loops, _ = scans(train, state)
+        loops, _ = loops_and_flops(train, state)
         everything = num_fixed == 1 or num_fixed == 5 or flags.get("num_blocks") == 1
         assert (loops == 0) == everything, (memory, flags, loops)
 
@@ -170,7 +170,7 @@ def test_a_frozen_unit_costs_no_gradient(memory):
     flops = {}
     for flags in ({}, {"frozen": True}, {"frozen": True, "frozen_input": True, "frozen_mixers": True}):
         train = tiny(memory=memory, hidden_size=64, **flags)
-        flops[len(flags)] = scans(train, train.init(jax.random.PRNGKey(0)))[1]
+        flops[len(flags)] = loops_and_flops(train, train.init(jax.random.PRNGKey(0)))[1]
     assert flops[1] < 0.9 * flops[0] and flops[3] < 0.5 * flops[1]
 
 
@@ -304,14 +304,15 @@ def test_a_run_of_each_memory(script, tmp_path, memory, frozen):
         (dict(memory="lru", leak=0.5), ["--leak 0.5", "lru"]),
         (dict(memory="deepesn", recurrent_scaling=1.0), ["--recurrent-scaling 1", "deepesn"]),
         (dict(memory="lru", r_min=0.99, r_max=0.9), ["--r-min 0.99", "0.9"]),
-        (dict(memory="lru", r_max=1.5), ["--r-min", "1.5"]),
+        (dict(memory="lru", r_max=1.5), ["--r-max 1.5", "at most 1"]),
         (dict(memory="lru", r_min=float("nan")), ["--r-min nan"]),
         (dict(memory="lru", max_phase=7.0), ["--max-phase 7", "6.28"]),
         (dict(memory="deepesn", leak=0.0), ["--leak 0", "above 0"]),
         (dict(memory="paralesn", leak=1.5), ["--leak 1.5", "at most 1"]),
         (dict(memory="deepesn", spectral_radius=0.0), ["--spectral-radius 0"]),
         (dict(memory="src", input_scaling=-1.0), ["--input-scaling -1", "negative"]),
-        (dict(memory="paralesn", kernel_size=0), ["--kernel-size 0"]),
+        (dict(memory="paralesn", kernel_size=0), ["--kernel-size 0", "positive"]),
+        (dict(memory="paralesn", kernel_size=2**31), ["--kernel-size 2147483648", "below 2^31"]),
         (dict(memory="paralesn", kernel_size=257), ["--kernel-size 257", "hidden_size, 256"]),
     ],
 )
