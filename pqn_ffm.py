@@ -429,13 +429,13 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
         return TrainState(params, state.frozen, opt_state, actor, state.update + 1, key), metrics
 
     # ---------------------------------------------------------------------------------------------------- evaluation
-    def evaluate(params, frozen, key):
+    def evaluate(state: TrainState, key):
         """Returns and lengths [E] of eval_episodes greedy episodes, played side by side, and no other score."""
 
         def step(x):
             actor, key, finished, returns, lengths = x
             key, step_key = jax.random.split(key)
-            actor, t = interact(params, frozen, actor, step_key, epsilon=0.0)
+            actor, t = interact(state.params, state.frozen, actor, step_key, epsilon=0.0)
             returns = jnp.where(finished, returns, t["episode_return"])
             lengths = jnp.where(finished, lengths, t["episode_length"])
             return actor, key, finished | t["done"], returns, lengths
@@ -676,7 +676,7 @@ if __name__ == "__main__":
         """The greedy episodes of each seed: for eval.json, and for the log."""
         eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
         # Returns and lengths [S, E], and {name: [S]}.
-        returns, lengths, scores = jax.device_get(evaluate(state.params, state.frozen, eval_keys))
+        returns, lengths, scores = jax.device_get(evaluate(state, eval_keys))
         results = [
             {"mean_return": float(x.mean()), "std_return": float(x.std()), "mean_length": float(n.mean())}
             | {name: float(values[i]) for name, values in scores.items()}
