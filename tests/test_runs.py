@@ -19,6 +19,8 @@ from conftest import ROOT
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
+import pqn_ffm
+
 # Every script with the shared blocks, and flags that make it small: 4 environments × 16 steps an update.
 SCRIPTS = {
     "pqn_ffm": "pqn_ffm.py --env RepeatPrevious --hidden-size 16 --trace-size 4 --context-size 2 --num-envs 4 "
@@ -301,7 +303,6 @@ def assert_one_line_error(process, *words: str, code: int = 2):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ("--env RepeatPrevios", ["--env RepeatPrevios", "RepeatPreviousEasy"]),
         ("--env StatelessPendulum", ["--env StatelessPendulumEasy", "continuous"]),
         ("--num-envs 6 --num-minibatches 4", ["--num-envs 6", "4"]),
         ("--num-envs 0", ["--num-envs 0", "positive"]),
@@ -330,10 +331,28 @@ def assert_one_line_error(process, *words: str, code: int = 2):
         ("--run-dir x[y]", ["--run-dir x[y]"]),
         ("--total-timesteps 2000000000 --update-epochs 90", ["--total-timesteps 2000000000", "gradient steps"]),
         ("--track", ["--track", "pip install wandb"]),
+    ],
+)
+def test_a_bad_flag_is_one_line(small, tmp_path, monkeypatch, capfd, flags, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [*small.split(), *flags.split()])
+    with pytest.raises(SystemExit) as ended:
+        pqn_ffm.check_args(pqn_ffm.parse_args()[0])
+    printed = capfd.readouterr()
+    process = subprocess.CompletedProcess([sys.executable, "pqn_ffm.py"], ended.value.code, printed.out, printed.err)
+    assert_one_line_error(process, *words)
+    assert process.stdout == "" and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--env RepeatPrevios", ["--env RepeatPrevios", "RepeatPreviousEasy"]),
+        ("--resume nowhere", ["--resume nowhere", "no run there"]),
         ("--run-dir file/runs", ["--run-dir file/runs"]),
     ],
 )
-def test_a_bad_flag_is_one_line_and_nothing_is_written(script, small, tmp_path, flags, words):
+def test_a_bad_flag_ends_the_program_before_anything_is_written(script, small, tmp_path, flags, words):
     (tmp_path / "file").write_text("")
     process = script(f"{small} {flags}", env=os.environ | {"PYTHONPATH": ""})
     assert_one_line_error(process, *words)
