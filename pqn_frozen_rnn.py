@@ -524,7 +524,14 @@ def parse_args() -> tuple[SimpleNamespace, dict | None]:
     """All groups' flags side by side; and the config.json of a run to resume or evaluate, whose flags then hold."""
 
     def parse(command_line: list[str]) -> dict[str, Any]:
-        groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        told = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(told):
+                groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        except SystemExit as end:
+            if end.code:  # the message is a box with a title, maybe in colours
+                fail(re.sub(r"\x1b\[[\d;]*m|[─│╭╮╰╯]|---+", "", told.getvalue().partition("\n")[2]))
+            raise
         return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
 
     args = parse(sys.argv[1:])
