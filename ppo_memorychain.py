@@ -219,7 +219,7 @@ def check_args(args: SimpleNamespace):
         check(0 <= getattr(args, name) <= 1, name, "must be from 0 to 1")
     numbers = ("learning_rate", "final_learning_rate", "max_grad_norm", "clip_coef", "ent_coef", "vf_coef")
     for name in (*numbers, "checkpoint_every"):
-        check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
+        check(0 <= getattr(args, name) < 2.0**127, name, "must be a number that is not negative (below 2^127)")
     check(args.num_envs % args.num_minibatches == 0, "num_envs", f"no multiple of {args.num_minibatches} minibatches")
     batch_size = args.num_envs * args.num_steps
     check(args.total_timesteps >= batch_size, "total_timesteps", f"less than one rollout of {batch_size} steps")
@@ -234,7 +234,7 @@ def check_args(args: SimpleNamespace):
             setattr(args, name, defaults.get(name))
         else:
             check(name in defaults, name, f"--memory {args.memory} has no such part")
-            check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
+            check(0 <= getattr(args, name) < 2.0**127, name, "must be a number that is not negative (below 2^127)")
     for name in ("max_phase", "leak", "spectral_radius"):
         check(getattr(args, name) != 0, name, "must be above 0")
     check(args.leak is None or args.leak <= 1, "leak", "must be at most 1")
