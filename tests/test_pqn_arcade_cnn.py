@@ -1,0 +1,338 @@
+"""pqn_arcade_cnn.py: the CNN, the tasks' pictures and ends, targets, what is frozen, whole runs and their films."""
+
+import json
+import signal
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import popgym_arcade
+import pytest
+from PIL import Image
+from popgym_arcade.registration import REGISTERED_ENVIRONMENTS
+from test_pqn_ffm import lambda_returns_loop
+from test_runs import only, raw_points, raw_state
+
+import pqn_arcade_cnn
+from memory import count_parameters, merge
+
+TINY = dict(env="CountRecall", hidden_size=16, num_envs=3, num_steps=5, num_minibatches=1, update_epochs=1)
+FAMILIES = dict.fromkeys(name.removesuffix("Easy") for name in REGISTERED_ENVIRONMENTS if name.endswith("Easy"))
+
+
+def make_args(**changes) -> SimpleNamespace:
+    flags = {name: value for group in vars(pqn_arcade_cnn.Args()).values() for name, value in vars(group).items()}
+    args = SimpleNamespace(**flags | changes)
+    pqn_arcade_cnn.check_args(args)
+    return args
+
+
+# ---------------------------------------------------------------------------------------------------------------- CNN
+LAYERS = {  # kernel, stride, channels of a convolution and side of its output; size, stride of a pooling and side
+    128: [(5, 2, 64, 62), (2, 2, 31), (3, 2, 128, 15), (2, 2, 7), (3, 2, 256, 3), (3, 1, 1), (1, 1, 512, 1)],
+    256: [(7, 2, 64, 125), (2, 2, 62), (3, 2, 128, 30), (2, 2, 15), (3, 2, 256, 7), (2, 2, 3), (3, 2, 512, 1)],
+}
+
+
+def table_a2(params, frames, obs_size):
+    """Layer by layer as the table has it, with XLA's convolution and pooling, every layer's shape asserted."""
+    x, i = frames.astype(jnp.float32) / 255, 0
+    for size, stride, *channels, side in LAYERS[obs_size]:
+        if channels:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            kernel, bias = params[f"kernel_{i}"], params[f"bias_{i}"]
+            assert kernel.shape[:2] == (size, size)
+            x = jax.lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=numbers) + bias
+            x, i = jnp.where(x > 0, x, 0.01 * x), i + 1
+        else:
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), "VALID")
+        assert x.shape == (len(frames), side, side, *(channels or [x.shape[-1]]))
+    return x.reshape(len(frames), -1)
+
+
+@pytest.mark.parametrize(
+    "obs_size, number, backend", [(128, 505_472, "cpu"), (128, 505_472, "gpu"), (256, 1_558_656, "cpu")]
+)
+def test_the_cnn_is_table_a2_to_the_layer(obs_size, number, backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)  # products here, XLA's convolutions on an accelerator
+    cnn = pqn_arcade_cnn.CNN(obs_size)
+    frames = jax.random.randint(jax.random.key(0), (3, obs_size, obs_size, 3), 0, 256).astype(jnp.uint8)
+    params = jax.jit(cnn.init)(jax.random.key(1), frames)["params"]
+    assert sum(x.size for x in jax.tree.leaves(params)) == number
+    weights = jax.random.normal(jax.random.key(2), (3, 512))
+
+    def value_and_grad(network):
+        return jax.jit(jax.value_and_grad(lambda params: (network(params) * weights).sum()))(params)
+
+    value, grad = value_and_grad(lambda params: cnn.apply({"params": params}, frames))
+    expected, expected_grad = value_and_grad(lambda params: table_a2(params, frames, obs_size))
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+    for name in params:
+        scale = float(jnp.abs(expected_grad[name]).max())
+        np.testing.assert_allclose(grad[name], expected_grad[name], atol=1e-4 * scale, err_msg=name)
+
+
+# ------------------------------------------------------------------------------------------------------- environment
+@pytest.mark.parametrize(
+    "env", [family if family == "Skittles" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+)
+def test_a_step_is_the_environments_own_bit_for_bit(env):
+    """Pictures, states, rewards and ends of two environments, over several episodes of random actions."""
+    args = make_args(env=env)
+    own, params = popgym_arcade.make(args.env, partial_obs=True)
+    num_actions, reset, step, _ = pqn_arcade_cnn.make_env(args)
+    assert num_actions == own.action_space(params).n
+    own_step, step = jax.jit(jax.vmap(own.step, in_axes=(0, 0, 0, None))), jax.jit(step)
+    keys = jax.random.split(jax.random.key(0), 2)
+    obs, state = jax.jit(reset)(keys)
+    own_obs, own_state = jax.jit(jax.vmap(own.reset, in_axes=(0, None)))(keys, params)
+    ends = 0
+    for t in range(140 if env != "Tetris" else 400):
+        noisy = env == "NoisyCartPole" and ends  # drawn with another key after a reset
+        for x, y in zip(jax.tree.leaves((obs, state)), jax.tree.leaves((own_obs, own_state)), strict=True):
+            if x is not obs or (t and not noisy) or env != "NoisyCartPole":
+                np.testing.assert_array_equal(x, y)
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(1), t), 2)
+        action = jax.random.randint(keys[0], (2,), 0, num_actions)
+        obs, state, reward, terminated, truncated, _ = step(keys, state, action)
+        own_obs, own_state, own_reward, done, _ = own_step(keys, own_state, action, params)
+        np.testing.assert_array_equal(reward, own_reward)
+        np.testing.assert_array_equal(terminated | truncated, done)
+        assert not (terminated & truncated).any()
+        ends += int(done.sum())
+    assert ends > 0
+
+
+def last_step(env: str, action: int, **changes):
+    """(terminated, truncated) of the step that ends the episode after `changes` of its first state."""
+    _, reset, step, _ = pqn_arcade_cnn.make_env(make_args(env=env))
+    keys = jax.random.split(jax.random.key(0), 1)
+    _, state = reset(keys)
+    state, step = (
+        state.replace(**{name: jnp.full_like(getattr(state, name), x) for name, x in changes.items()}),
+        jax.jit(step),
+    )
+    for _ in range(5):
+        _, state, _, terminated, truncated, _ = step(keys, state, jnp.array([action]))
+        if terminated[0] | truncated[0]:
+            return bool(terminated[0]), bool(truncated[0])
+
+
+@pytest.mark.parametrize(
+    "env, action, changes, terminal",
+    [
+        ("BattleShip", 0, {"timestep": 126}, False),
+        ("CountRecall", 2, {"alreadyMove": 124}, False),
+        ("CountRecall", 4, {"timestep": 25}, True),
+        ("Navigator", 4, {"board": 2}, True),
+        ("MineSweeper", 4, {"mine_grid": 1}, True),
+        ("CartPole", 0, {"time": 198}, False),  # these count the limit as terminal themselves
+        ("CartPole", 0, {"x": 3.0, "time": 198}, True),
+        ("Breakout", 0, {"time": 1998}, False),
+        ("Tetris", 0, {"time": 2998}, False),
+        ("Skittles", 0, {"time": 98}, False),
+        ("AutoEncode", 0, {"timestep": 259}, False),
+    ],
+)
+def test_time_limits_are_not_terminal(env, action, changes, terminal, monkeypatch):
+    task = type(popgym_arcade.make(f"{env}Easy")[0])  # here it draws nothing: only its rules matter
+    monkeypatch.setattr(task, "get_obs", lambda self, state, *_, **__: jnp.zeros((1, 1, 3), jnp.uint8))
+    assert last_step(env, action, **changes) == (terminal, not terminal)
+
+
+def test_the_twins_are_the_same_task_and_one_of_them_shows_what_the_other_hides():
+    keys = jax.random.split(jax.random.key(0), 2)
+    seen = {}
+    for full in (False, True):
+        _, reset, step, _ = pqn_arcade_cnn.make_env(make_args(env="CountRecall", fully_observable=full))
+        first, state = jax.jit(reset)(keys)
+        obs, state, *_ = jax.jit(step)(keys, state, jnp.array([4, 2]))  # confirm; do nothing
+        seen[full] = jax.device_get((first, obs, state))
+        own = popgym_arcade.make("CountRecallEasy", partial_obs=not full)[0]
+        for b in range(2):
+            np.testing.assert_array_equal(obs[b], own.render(jax.tree.map(lambda x, b=b: x[b], state)))
+    jax.tree.map(np.testing.assert_array_equal, seen[False][2], seen[True][2])
+    assert (seen[False][0] == seen[True][0]).all(), "nothing to hide yet"
+    differs = (seen[False][1] != seen[True][1]).any((1, 2, 3))
+    assert differs.tolist() == [True, False], "the history of cards"
+
+
+# ------------------------------------------------------------------------------------------ rollout, targets, training
+@pytest.fixture(scope="module")
+def rolled():
+    """A rollout of three environments in the middle of episodes: two of them reach their time limit, one its end."""
+    args = make_args(**TINY)
+    train = pqn_arcade_cnn.make_train(args)
+    state = jax.jit(train.init)(jax.random.PRNGKey(0))
+    moves = state.actor.env_state.replace(alreadyMove=jnp.array([123, 125, 0]), timestep=jnp.array([0, 3, 25]))
+    carry = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), state.actor.carry)
+    state = state.replace(
+        actor=state.actor.replace(env_state=moves, carry=carry, reset=jnp.zeros(3, bool), previous_action=jnp.arange(3))
+    )
+    # Greedy, and always with the action that confirms: one environment plays its last card.
+    params = state.params | {"q_values": state.params["q_values"] | {"bias": jnp.array([0.0, 0, 0, 0, 9])}}
+    state = state.replace(params=params, update=jnp.int32(args.total_timesteps // 15))
+    actor, t = jax.jit(train.rollout)(state, jax.random.PRNGKey(2))
+    return SimpleNamespace(args=args, train=train, state=state, actor=actor, t=jax.device_get(t), on_device=t)
+
+
+def test_targets_bootstrap_time_limits_from_the_last_picture_and_the_memory_before_its_reset(rolled):
+    train, state, t = rolled.train, rolled.state, rolled.t
+    assert t["truncated"][:, :2].any(0).all() and t["terminated"][:, 2].any()
+    targets = jax.jit(train.compute_targets)(state.params, state.frozen, rolled.actor, rolled.on_device)
+    own = popgym_arcade.make("CountRecallEasy", partial_obs=True)[0]
+    q_network = jax.jit(train.q_network)
+    carry, next_value = state.actor.carry, np.zeros((5, 3))
+    for i in range(5):
+        now = [jnp.asarray(t[name][i][None]) for name in ("obs", "previous_action", "reset")]
+        carry, q_values = q_network(state.params, state.frozen, carry, *now)
+        np.testing.assert_allclose(q_values[0], t["q_values"][i], rtol=1e-4, atol=1e-5)
+        led_to = [jax.tree.map(lambda x, b=b, i=i: x[i, b], t["final_state"]) for b in range(3)]
+        pictures = jnp.stack([own.render(x) for x in led_to])[None]
+        action = jnp.asarray(t["action"][i][None])
+        next_value[i] = q_network(state.params, state.frozen, carry, pictures, action, now[2] & False)[1][0].max(-1)
+    for b in range(3):
+        x = (t["reward"][:, b], t["terminated"][:, b], t["done"][:, b], next_value[:, b])
+        expected = lambda_returns_loop(*x, rolled.args.gamma, rolled.args.td_lambda)
+        np.testing.assert_allclose(targets[:, b], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_q_values_of_the_first_minibatch_are_those_of_the_rollout(rolled):
+    state, t = rolled.state, dict(rolled.on_device)
+    chosen = np.take_along_axis(rolled.t["q_values"], rolled.t["action"][..., None], -1)[..., 0]
+    t["target"] = jnp.asarray(chosen + 1)  # so the loss is ½ where acting and training agree
+    td_loss, mean_q = jax.jit(rolled.train.loss)(state.params, state.frozen, state.actor.carry, t)
+    np.testing.assert_allclose([td_loss, mean_q], [0.5, chosen.mean()], rtol=1e-4)
+    assert rolled.t["reset"][1:].any() and (rolled.t["previous_action"][rolled.t["reset"]] == -1).all()
+
+
+def test_pictures_are_uint8_all_the_way_and_kept_once(rolled):
+    pixels = 128 * 128 * 3
+    kept = [x for x in jax.tree.leaves(rolled.t) if x.size >= pixels]
+    assert [(x.shape, x.dtype) for x in kept] == [((5, 3, 128, 128, 3), np.uint8)]
+    kept = [x for x in jax.tree.leaves((rolled.state.actor, rolled.actor)) if x.size >= pixels]
+    assert [(x.shape, x.dtype) for x in kept] == [((3, 128, 128, 3), np.uint8)] * 2
+    assert len(np.unique(rolled.t["obs"])) > 5
+
+
+@pytest.mark.parametrize("memory", ["lru", *(pytest.param(m, marks=pytest.mark.slow) for m in ("gru", "ffm"))])
+def test_the_cnn_learns_through_a_frozen_unit_as_through_a_trained_one_with_its_weights(memory, rolled):
+    radii = {"r_min": 0.9, "r_max": 0.99} if memory == "lru" else {}
+    one, other = (
+        pqn_arcade_cnn.make_train(make_args(**TINY, memory=memory, frozen=frozen, **radii)) for frozen in (True, False)
+    )
+    state = jax.jit(one.init)(jax.random.PRNGKey(3))
+    t = rolled.on_device | {"target": jnp.ones((5, 3))}
+    (_, _), grads = jax.jit(jax.value_and_grad(one.loss, has_aux=True))(
+        state.params, state.frozen, state.actor.carry, t
+    )
+    everything = merge(state.params, state.frozen)
+    (_, _), full = jax.jit(jax.value_and_grad(other.loss, has_aux=True))(everything, {}, state.actor.carry, t)
+    assert "memory_0" in full and "memory_0" not in grads and set(state.frozen) == {"memory_0", "memory_1"}
+    for name, gradient in grads["cnn"].items():
+        scale = float(jnp.abs(full["cnn"][name]).max())
+        assert scale > 0
+        np.testing.assert_allclose(gradient, full["cnn"][name], atol=1e-5 * scale, err_msg=name)
+
+
+# ------------------------------------------------------------------------------------------------ settings and counts
+@pytest.mark.parametrize("flags, rate", [({}, 5e-5), ({"frozen": True}, 3e-4), ({"memory": "mlp"}, 5e-5)])
+def test_the_defaults_are_table_a5(flags, rate):
+    args = make_args(**flags)
+    assert (args.learning_rate, args.final_learning_rate, args.gamma, args.td_lambda) == (rate, 5e-7, 0.99, 0.65)
+    assert (args.max_grad_norm, args.start_e, args.end_e, args.num_envs, args.num_steps) == (10, 1, 0.05, 16, 128)
+    assert (args.num_minibatches, args.update_epochs, args.total_timesteps) == (4, 4, 20_000_000)
+
+
+@pytest.mark.parametrize("memory, vector_agent, unit", [("gru", 1_119_746, 393_984), ("lru", 858_114, 263_168)])
+def test_the_agent_is_that_of_table_1_with_a_cnn_before_it(memory, vector_agent, unit):
+    """The table's agent reads 2 + 2 numbers and has 2 actions; this one reads 512 + 5 and has 5."""
+    total = vector_agent + (517 - 4) * 256 + 3 * (256 + 1) + 505_472
+    train = pqn_arcade_cnn.make_train(make_args(memory=memory, frozen=True))
+    state = jax.eval_shape(train.init, jax.random.PRNGKey(0))
+    numbers = count_parameters(state.params, state.frozen)
+    assert numbers["all"] == {"total": total, "trainable": total - 2 * unit, "frozen": 2 * unit}
+    assert numbers["cnn"] == {"total": 505_472, "trainable": 505_472, "frozen": 0}
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ({"env": "Battleship"}, ["--env Battleship", "BattleShip, ", "Navigator", "Hard"]),
+        ({"env": "NavigatorEasyEasy"}, ["--env NavigatorEasyEasy"]),
+        ({"memory": "mlp", "frozen": True}, ["--frozen True", "mlp"]),
+        ({"memory": "gru", "r_min": 0.5}, ["--r-min 0.5", "gru"]),
+        ({"r_min": 0.9999, "r_max": 0.99}, ["--r-min 0.9999", "r_max"]),
+        ({"max_phase": 0.0}, ["--max-phase 0.0", "above 0"]),
+        ({"memory": "ffm", "trace_size": 0}, ["--trace-size 0", "positive"]),
+        ({"num_envs": 6}, ["--num-envs 6", "4 minibatches"]),
+    ],
+)
+def test_a_bad_flag_is_one_line(flags, words, capfd):
+    with pytest.raises(SystemExit) as stopped:
+        make_args(**flags)
+    error = capfd.readouterr().err
+    assert stopped.value.code == 2 and error.count("\n") == 1 and all(word in error for word in words), error
+
+
+def test_every_task_has_a_name_with_and_without_its_difficulty():
+    assert {make_args(env=name).env for name in REGISTERED_ENVIRONMENTS} == set(REGISTERED_ENVIRONMENTS)
+    assert {make_args(env=family).env for family in FAMILIES} == {f"{family}Easy" for family in FAMILIES}
+    assert len(FAMILIES) == 10
+
+
+# ---------------------------------------------------------------------------------------------------------- whole runs
+UPDATES = 40
+RUN = (
+    "pqn_arcade_cnn.py --env CountRecall --memory lru --frozen --hidden-size 16 --num-envs 2 --num-steps 4 "
+    f"--num-minibatches 2 --update-epochs 1 --eval-episodes 1 --capture-video --total-timesteps {8 * UPDATES}"
+)
+
+
+def test_a_run_is_filmed_and_resumes_bit_for_bit(script, tmp_path):
+    stopped = script(f"{RUN} --run-dir parts", stop=(signal.SIGINT, "step"))
+    assert stopped.returncode == 130, stopped.stderr
+    run = only(tmp_path / "parts")
+    assert not (run / "eval.json").exists() and not (run / "film.gif").exists()
+    (first,) = (int(p.name) for p in (run / "checkpoints").iterdir())
+    assert 0 < first < UPDATES
+    at_stop = raw_state(run, first)
+    resumed = script(f"pqn_arcade_cnn.py --resume {run}")
+    assert resumed.returncode == 0, resumed.stderr
+    done = script(f"{RUN} --run-dir whole")
+    assert done.returncode == 0, done.stderr
+    whole = only(tmp_path / "whole")
+    a, b = raw_state(run, UPDATES), raw_state(whole, UPDATES)
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert sum(not np.array_equal(x, y) for x, y in zip(at_stop, a, strict=True)) > 20, "it went on learning"
+    points = [[p for p in raw_points(r) if not p[0].endswith(("SPS", "film"))] for r in (run, whole)]
+    assert points[0] == points[1] and len(points[0]) > UPDATES
+    results = [json.loads((r / "eval.json").read_text()) for r in (run, whole)]
+    assert results[0]["returns"] == results[1]["returns"]
+
+    config = json.loads((whole / "config.json").read_text())
+    assert config["parameters"]["cnn"]["total"] == 505_472 and config["parameters"]["memory_0"]["trainable"] == 0
+    film = Image.open(whole / "film.gif")
+    assert film.size == (256, 128) and film.n_frames > 1
+    pictures = []
+    duration = 0
+    for i in range(film.n_frames):  # equal pictures in a row are one with a longer duration
+        film.seek(i)
+        duration += film.info["duration"]
+        pictures.append(np.asarray(film.convert("RGB")))
+    number = int(done.stdout.split("film")[1].split()[0])
+    assert duration == 200 * number and number <= 127
+    assert (whole / "film.gif").read_bytes() == (run / "film.gif").read_bytes()
+    assert "eval/film" in {tag for tag, _, _ in raw_points(whole)}
+    # A first picture has nothing to hide: both halves are it.
+    np.testing.assert_array_equal(pictures[0][:, :128], pictures[0][:, 128:])
+
+
+def test_a_film_is_an_episode_seen_by_the_agent_beside_everything(rolled):
+    """With the fixture's weights the agent confirms every card: 26 steps, all of whose cards the twin shows."""
+    frames = list(rolled.train.film(rolled.state, jax.random.PRNGKey(5)))
+    assert len(frames) == 26 + 1 and all(x.shape == (128, 256, 3) and x.dtype == np.uint8 for x in frames)
+    hidden = [int((x[:, :128] != x[:, 128:]).any(-1).sum()) for x in frames]
+    assert hidden[0] == 0 and (np.diff(hidden) > 0).all(), hidden
