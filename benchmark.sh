@@ -9,6 +9,7 @@
 #                mixers: frozen GRU and LRU, with trained and with frozen mixers (FRN, Fig. 6)
 #                table1: the parameter counts of FRN's Table 1, by one update of each agent
 #                memorychain: PPO with MLP, GRU and LRU, trained and frozen, delays 4 to 2048 (FRN, Fig. 2)
+#                arcade: PQN with a CNN, GRU and LRU, trained and frozen, on four pixel tasks (FRN, Fig. 5)
 #   --dry-run    print the commands, run nothing
 #   --budget F   train for F times the published steps; the runs' names say so (default 1)
 #   --seeds N    seeds 1 to N, side by side in one program (default: as published)
@@ -31,8 +32,8 @@ while [ $# -gt 0 ]; do
       case $1 in --budget) budget=$2 ;; --seeds) seeds=$2 ;; --run-dir) run_dir=$2 ;; esac
       shift ;;
     -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-    ffm | popgym | reservoirs | mixers | table1 | memorychain) groups+=("$1") ;;
-    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1, memorychain; see --help" ;;
+    ffm | popgym | reservoirs | mixers | table1 | memorychain | arcade) groups+=("$1") ;;
+    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1, memorychain, arcade; see --help" ;;
   esac
   shift
 done
@@ -132,6 +133,13 @@ group_memorychain() { # the paper's text has eight delays in one place, and thes
     for memory in mlp gru gru-frozen lru lru-frozen; do
       run ppo_memorychain "MemoryChain-$delay" "$memory" 10000000 "" --delay "$delay"
     done
+  done
+}
+
+group_arcade() { # the paper names four tasks and no difficulty
+  local default_seeds=5 task memory
+  for task in BattleShipEasy CountRecallEasy MineSweeperEasy NavigatorEasy; do
+    for memory in gru gru-frozen lru lru-frozen; do run pqn_arcade_cnn "$task" "$memory" 20000000 ""; done
   done
 }
 

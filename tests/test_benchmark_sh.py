@@ -128,6 +128,20 @@ def test_the_memorychain_group_is_ten_delays_with_five_agents(bench):
     assert all("--total-timesteps 65536 " in line for line in done.stdout.splitlines()), "at least one rollout"
 
 
+def test_the_arcade_group_is_four_tasks_with_four_agents(bench):
+    done, _ = bench("arcade", "--dry-run")
+    settings = set()
+    for line in done.stdout.splitlines():
+        assert " pqn_arcade_cnn.py --env " in line
+        flags = dict(re.findall(r"--([a-z-]+)(?: ([^-]\S*))?", line))
+        assert flags["total-timesteps"] == "20000000" and flags["seed"] == "1" and flags["num-seeds"] == "5"
+        assert flags["exp-name"] == "pqn_arcade_cnn"
+        settings.add((flags["env"], flags["memory"] + "-frozen" * ("frozen" in flags)))
+    tasks = [f"{family}Easy" for family in ("BattleShip", "CountRecall", "MineSweeper", "Navigator")]
+    assert settings == {(task, agent) for task in tasks for agent in ("gru", "gru-frozen", "lru", "lru-frozen")}
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 16
+
+
 def test_a_budget_scales_the_steps_and_says_so_in_the_names(bench):
     done, _ = bench("ffm", "--dry-run", "--budget", "0.01", "--seeds", "3")
     for line in done.stdout.splitlines():
@@ -188,6 +202,5 @@ def test_bad_flags_are_one_line(bench, flags, word):
 def test_help_names_the_groups(bench):
     done, _ = bench("--help")
     assert done.returncode == 0 and "--dry-run" in done.stdout
-    assert all(
-        f"{group}:" in done.stdout for group in ("ffm", "popgym", "reservoirs", "mixers", "table1", "memorychain")
-    )
+    groups = ("ffm", "popgym", "reservoirs", "mixers", "table1", "memorychain", "arcade")
+    assert all(f"{group}:" in done.stdout for group in groups)
