@@ -315,7 +315,7 @@ def test_a_run_is_filmed_and_resumes_bit_for_bit(script, tmp_path):
     config = json.loads((whole / "config.json").read_text())
     assert config["parameters"]["cnn"]["total"] == 505_472 and config["parameters"]["memory_0"]["trainable"] == 0
     film = Image.open(whole / "film.gif")
-    assert film.size == (256, 128) and film.n_frames > 1
+    assert film.size == (256, 128)
     pictures = []
     duration = 0
     for i in range(film.n_frames):  # equal pictures in a row are one with a longer duration
