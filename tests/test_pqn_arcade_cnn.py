@@ -1,6 +1,7 @@
 """pqn_arcade_cnn.py: the CNN, the tasks' pictures and ends, targets, what is frozen, whole runs and their films."""
 
 import json
+import re
 import signal
 from types import SimpleNamespace
 
@@ -322,7 +323,7 @@ def test_a_run_is_filmed_and_resumes_bit_for_bit(script, tmp_path):
         film.seek(i)
         duration += film.info["duration"]
         pictures.append(np.asarray(film.convert("RGB")))
-    number = int(done.stdout.split("film")[1].split()[0])
+    number = int(re.search(r"^film +(\d+) pictures", done.stdout, re.M)[1])
     assert duration == 200 * number and number <= 127
     assert (whole / "film.gif").read_bytes() == (run / "film.gif").read_bytes()
     assert "eval/film" in {tag for tag, _, _ in raw_points(whole)}
