@@ -195,7 +195,7 @@ def check_args(args: SimpleNamespace):
     if args.learning_rate is None:
         args.learning_rate = 3e-4 if args.frozen else 5e-5
     for name in ("learning_rate", "final_learning_rate", "max_grad_norm", "checkpoint_every"):
-        check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
+        check(0 <= getattr(args, name) < 2.0**127, name, "must be a number that is not negative (below 2^127)")
     check(args.num_envs % args.num_minibatches == 0, "num_envs", f"no multiple of {args.num_minibatches} minibatches")
     batch_size = args.num_envs * args.num_steps
     check(args.total_timesteps >= batch_size, "total_timesteps", f"less than one rollout of {batch_size} steps")
@@ -210,7 +210,7 @@ def check_args(args: SimpleNamespace):
             setattr(args, name, defaults.get(name))
         else:
             check(name in defaults, name, f"--memory {args.memory} has no such part")
-            check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
+            check(0 <= getattr(args, name) < 2.0**127, name, "must be a number that is not negative (below 2^127)")
     if args.r_min is not None:
         check(args.r_max <= 1, "r_max", "must be at most 1")
         check(args.r_min < args.r_max, "r_min", f"must be below r_max, {args.r_max}")
@@ -601,7 +601,14 @@ def parse_args() -> tuple[SimpleNamespace, dict | None]:
     """All groups' flags side by side; and the config.json of a run to resume or evaluate, whose flags then hold."""
 
     def parse(command_line: list[str]) -> dict[str, Any]:
-        groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        told = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(told):
+                groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        except SystemExit as end:
+            if end.code:  # the message is a box with a title, maybe in colours
+                fail(re.sub(r"\x1b\[[\d;]*m|[─│╭╮╰╯]|---+", "", told.getvalue().partition("\n")[2]))
+            raise
         return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
 
     args = parse(sys.argv[1:])
