@@ -9,6 +9,7 @@
 #                mixers: frozen GRU and LRU, with trained and with frozen mixers (FRN, Fig. 6)
 #                table1: the parameter counts of FRN's Table 1, by one update of each agent
 #                memorychain: PPO with MLP, GRU and LRU, trained and frozen, delays 4 to 2048 (FRN, Fig. 2)
+#                playground: PPO with MLP, GRU and LRU, trained and frozen, positions or velocities hidden (FRN, Fig. 4)
 #                arcade: PQN with a CNN, GRU and LRU, trained and frozen, on four pixel tasks (FRN, Fig. 5)
 #   --dry-run    print the commands, run nothing
 #   --budget F   train for F times the published steps; the runs' names say so (default 1)
@@ -32,8 +33,8 @@ while [ $# -gt 0 ]; do
       case $1 in --budget) budget=$2 ;; --seeds) seeds=$2 ;; --run-dir) run_dir=$2 ;; esac
       shift ;;
     -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-    ffm | popgym | reservoirs | mixers | table1 | memorychain | arcade) groups+=("$1") ;;
-    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1, memorychain, arcade; see --help" ;;
+    ffm | popgym | reservoirs | mixers | table1 | memorychain | playground | arcade) groups+=("$1") ;;
+    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1, memorychain, playground, arcade; see --help" ;;
   esac
   shift
 done
@@ -124,6 +125,7 @@ group_mixers() {
 group_table1() {
   local default_seeds=1 run_dir=$run_dir/table1 memory
   for memory in gru gru-frozen lru lru-frozen; do run pqn_frozen_rnn StatelessCartPoleEasy "$memory" 2048 ""; done
+  for memory in gru gru-frozen lru lru-frozen; do run ppo_playground BallInCup-positions "$memory" 2048 "" --observe positions; done
   execute "$python" plot_results.py --run-dir "$run_dir" --kind parameters --out "$run_dir/parameters.md"
 }
 
@@ -132,6 +134,15 @@ group_memorychain() { # the paper's text has eight delays in one place, and thes
   for ((delay = 4; delay <= 2048; delay *= 2)); do
     for memory in mlp gru gru-frozen lru lru-frozen; do
       run ppo_memorychain "MemoryChain-$delay" "$memory" 10000000 "" --delay "$delay"
+    done
+  done
+}
+
+group_playground() { # without ReacherHard's velocities: they do not tell where the target is
+  local default_seeds=10 task memory
+  for task in {BallInCup,CheetahRun,WalkerWalk}-{positions,velocities} ReacherHard-positions; do
+    for memory in mlp gru gru-frozen lru lru-frozen; do
+      run ppo_playground "$task" "$memory" 60000000 "" --observe "${task#*-}"
     done
   done
 }

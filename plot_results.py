@@ -27,7 +27,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 # Flags that may differ between the seeds of one setting.
-NOT_A_SETTING = {"seed", "num_seeds", "eval_episodes", "run_dir", "checkpoint_every", "resume", "evaluate", "track"}
+NOT_A_SETTING = {"seed", "num_seeds", "eval_episodes", "capture_video", "run_dir", "checkpoint_every"}
+NOT_A_SETTING |= {"resume", "evaluate", "track"}
 # Metrics that a run need not have yet.
 LATE_METRICS = {"charts/episodic_return", "charts/episodic_length", "charts/success_rate", "eval/episodic_return"}
 # Experiments that need no name in a legend: the scripts as they are.

@@ -81,7 +81,7 @@ class Task:
     env: str = "BallInCup"
     """a task of the DM Control suite (FRN section 4.4: BallInCup, CheetahRun, ReacherHard, WalkerWalk)"""
     observe: Literal["all", "positions", "velocities"] = "positions"
-    """what is seen; the rest is removed from the observation"""
+    """what is seen; the rest is removed. The run's name has it too, as in BallInCup-positions"""
     impl: Literal["auto", "jax", "warp"] = "auto"
     """physics engine of MuJoCo MJX; auto is warp on a CUDA device and jax elsewhere"""
     total_timesteps: int = 60_000_000
@@ -249,11 +249,13 @@ def check_args(args: SimpleNamespace):
         if not holds:
             fail(f"--{name.replace('_', '-')} {getattr(args, name)}: {right}")
 
-    tasks = dm_control_suite.ALL_ENVS
-    near = difflib.get_close_matches(args.env, tasks, n=3) or tasks
-    check(args.env in tasks, "env", f"no task of the DM Control suite; there is {', '.join(near)}")
-    mixed = f"{args.env} has entries that are neither, such as touch; only --observe all"
-    check(args.observe == "all" or args.env in POSITIONS, "observe", mixed)
+    task, _, named = args.env.partition("-")
+    near = difflib.get_close_matches(task, dm_control_suite.ALL_ENVS, n=3) or dm_control_suite.ALL_ENVS
+    check(task in dm_control_suite.ALL_ENVS, "env", f"no task of the DM Control suite; there is {', '.join(near)}")
+    check(named in ("", args.observe), "env", f"must be {task}; --observe {args.observe} is added to it")
+    mixed = f"{task} shows touch, which is neither; only --observe all"
+    check(args.observe == "all" or task in POSITIONS, "observe", mixed)
+    args.env = f"{task}-{args.observe}"
     if args.impl == "auto":
         args.impl = "warp" if jax.default_backend() == "gpu" else "jax"
     for f in (f for group in (Task, Network, Algorithm) for f in dataclasses.fields(group)):
@@ -306,8 +308,9 @@ def check_args(args: SimpleNamespace):
 # ------------------------------------------------------------------------------------------------------- environment
 def make_task(args: SimpleNamespace):
     """The task and its settings: time step, time limit …; none of them repeats actions."""
-    config = dm_control_suite.get_default_config(args.env)
-    return dm_control_suite.load(args.env, config, {"impl": args.impl}), config
+    task = args.env.partition("-")[0]
+    config = dm_control_suite.get_default_config(task)
+    return dm_control_suite.load(task, config, {"impl": args.impl}), config
 
 
 def make_env(args: SimpleNamespace):
@@ -320,10 +323,8 @@ def make_env(args: SimpleNamespace):
     # All that MuJoCo carries from step to step, where a task has it; everything else in its data follows from it.
     names, data = ("qpos", "qvel", "act", "qacc_warmstart", "mocap_pos", "mocap_quat"), mujoco.MjData(env.mj_model)
     names = [name for name in names if getattr(data, name).size]
-    seen = {"all": slice(None)}
-    if args.env in POSITIONS:
-        seen |= {"positions": slice(POSITIONS[args.env]), "velocities": slice(POSITIONS[args.env], None)}
-    seen = seen[args.observe]
+    cut = POSITIONS.get(args.env.partition("-")[0])
+    seen = {"all": slice(None), "positions": slice(cut), "velocities": slice(cut, None)}[args.observe]
 
     def reset(keys):
         state = jax.vmap(env.reset)(keys)

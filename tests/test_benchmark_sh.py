@@ -104,11 +104,14 @@ def test_the_groups_of_frn_are_its_tasks_and_agents(bench, group, agents):
     assert done.returncode == 0 and settings_of(done.stdout.splitlines()) == expected
 
 
-def test_table_1_is_four_agents_and_the_table(bench, tmp_path):
+def test_table_1_is_four_agents_of_both_scripts_and_the_table(bench, tmp_path):
     done, calls = bench("table1", "--run-dir", "r")
     assert done.returncode == 0, done.stderr
-    agents = [re.search(r"--memory (\w+).*?(--frozen)?(?= --total)", call).groups() for call in calls[:-1]]
-    assert agents == [("gru", None), ("gru", "--frozen"), ("lru", None), ("lru", "--frozen")]
+    found = re.compile(r"(\w+)\.py --env (\S+) --memory (\w+).*?(--frozen)?(?= --total)")
+    agents = [("gru", None), ("gru", "--frozen"), ("lru", None), ("lru", "--frozen")]
+    pqn, ppo = ("pqn_frozen_rnn", "StatelessCartPoleEasy"), ("ppo_playground", "BallInCup-positions")
+    assert [found.search(call).groups() for call in calls[:-1]] == [(*x, *y) for x in (pqn, ppo) for y in agents]
+    assert all(("--observe positions" in call) == ("BallInCup" in call) for call in calls[:-1])
     assert calls[-1] == "plot_results.py --run-dir r/table1 --kind parameters --out r/table1/parameters.md"
 
 
@@ -126,6 +129,23 @@ def test_the_memorychain_group_is_ten_delays_with_five_agents(bench):
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 50
     done, _ = bench("memorychain", "--dry-run", "--budget", "0.000001")
     assert all("--total-timesteps 65536 " in line for line in done.stdout.splitlines()), "at least one rollout"
+
+
+def test_the_playground_group_is_seven_settings_with_five_agents(bench):
+    done, _ = bench("playground", "--dry-run")
+    found = set()
+    for line in done.stdout.splitlines():
+        assert " ppo_playground.py --env " in line
+        flags = dict(re.findall(r"--([a-z-]+)(?: ([^-]\S*))?", line))
+        assert flags["total-timesteps"] == "60000000" and flags["seed"] == "1" and flags["num-seeds"] == "10"
+        assert flags["exp-name"] == "ppo_playground" and flags["env"].endswith(f"-{flags['observe']}")
+        found.add((flags["env"], flags["memory"] + "-frozen" * ("frozen" in flags)))
+    tasks = [
+        f"{task}-{part}" for task in ("BallInCup", "CheetahRun", "WalkerWalk") for part in ("positions", "velocities")
+    ]
+    agents = ["mlp", "gru", "gru-frozen", "lru", "lru-frozen"]
+    assert found == {(task, agent) for task in [*tasks, "ReacherHard-positions"] for agent in agents}
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 35
 
 
 def test_the_arcade_group_is_four_tasks_with_four_agents(bench):
@@ -202,5 +222,5 @@ def test_bad_flags_are_one_line(bench, flags, word):
 def test_help_names_the_groups(bench):
     done, _ = bench("--help")
     assert done.returncode == 0 and "--dry-run" in done.stdout
-    groups = ("ffm", "popgym", "reservoirs", "mixers", "table1", "memorychain", "arcade")
+    groups = ("ffm", "popgym", "reservoirs", "mixers", "table1", "memorychain", "playground", "arcade")
     assert all(f"{group}:" in done.stdout for group in groups)

@@ -1,4 +1,4 @@
-"""ppo_playground.py from the inside: what is hidden, time limits, the Gaussian policy, statistics, a film; and a run."""
+"""ppo_playground.py from the inside: what is hidden, time limits, the policy, statistics, a film; and a whole run."""
 
 import json
 import os
@@ -98,7 +98,7 @@ def test_every_task_is_in_the_table_or_mixes_in_what_is_neither(capfd):
         make_args(env=name, observe="all")
         with pytest.raises(SystemExit):
             make_args(env=name, observe="velocities")
-        assert "--observe velocities: " + name in capfd.readouterr().err
+        assert f"--observe velocities: {name}" in capfd.readouterr().err
     assert all(dm_control_suite.get_default_config(name).action_repeat == 1 for name in dm_control_suite.ALL_ENVS)
 
 
@@ -403,7 +403,15 @@ def test_the_defaults_are_those_of_table_a6():
     )  # fmt: skip
     for flags in ({}, {"frozen": True}, {"memory": "mlp"}, {"memory": "lru"}):
         args = vars(make_args(**flags))
+        assert args["env"] == "BallInCup-positions"
         assert {name: args[name] for name in published} == published and 1e-5 <= args["learning_rate"] <= 5e-5
+
+
+def test_flags_filled_in_are_the_same_again_when_resumed():
+    args = make_args(env="WalkerWalk", observe="velocities", memory="lru", frozen=True)
+    again = SimpleNamespace(**vars(args))
+    ppo_playground.check_args(again)
+    assert again == args and args.env == "WalkerWalk-velocities" and (args.r_min, args.r_max) == (0.99, 0.9999)
 
 
 @pytest.mark.parametrize(
@@ -411,6 +419,7 @@ def test_the_defaults_are_those_of_table_a6():
     [
         ({"env": "WalkerWalks"}, ["--env WalkerWalks:", "WalkerWalk,"]),
         ({"env": "MemoryChain"}, ["--env MemoryChain:", "BallInCup"]),
+        ({"env": "BallInCup-velocities"}, ["--env BallInCup-velocities:", "--observe positions"]),
         ({"env": "HopperHop"}, ["--observe positions:", "HopperHop", "touch", "--observe all"]),
         ({"max_grad_norm": 0.0}, ["--max-grad-norm 0.0:", "None"]),
         ({"learning_rate": -1.0}, ["--learning-rate -1.0:"]),
@@ -482,7 +491,7 @@ def test_two_seeds_from_the_command_line_stopped_resumed_and_filmed(script, open
     resumed = script(f"ppo_playground.py --resume {runs[1][1]}")
     assert resumed.returncode == 0 and resumed.stderr == "", resumed.stderr
     for one, other in zip(*runs, strict=True):
-        assert re.fullmatch(r"PendulumSwingup__ppo_playground__gru-frozen__[12]__\d+", one.name)
+        assert re.fullmatch(r"PendulumSwingup-positions__ppo_playground__gru-frozen__[12]__\d+", one.name)
         states = [raw_state(run, 400) for run in (one, other)]
         assert any((x == 64 * 400).all() for x in states[0]), "the number of observations in the statistics"
         for x, y in zip(*states, strict=True):
