@@ -483,7 +483,7 @@ def test_two_seeds_from_the_command_line_stopped_resumed_and_filmed(script, open
     command = f"ppo_playground.py {small} --normalize-observations --frozen --num-seeds 2 --total-timesteps {64 * 400}"
     whole = script(f"{command} --run-dir whole --capture-video")
     assert whole.returncode == 0 and whole.stderr == "", whole.stderr
-    stopped = script(f"{command} --run-dir parts", stop=(signal.SIGINT, "compile time"))
+    stopped = script(f"{command} --run-dir parts", stop=(signal.SIGINT, "step"))
     assert stopped.returncode == 130 and stopped.stderr == "", stopped.stderr
     runs = [sorted((tmp_path / name).iterdir()) for name in ("whole", "parts")]
     (kept,) = (int(p.name) for p in (runs[1][0] / "checkpoints").iterdir())
