@@ -268,8 +268,8 @@ def check_args(args: SimpleNamespace):
         args.learning_rate = 1e-5 if args.memory != "mlp" and not args.frozen else 5e-5
     numbers = ("learning_rate", "final_learning_rate", "clip_coef", "ent_coef", "vf_coef")
     for name in (*numbers, "checkpoint_every"):
-        check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
-    clips = args.max_grad_norm is None or 0 < args.max_grad_norm < np.inf
+        check(0 <= getattr(args, name) < 2.0**127, name, "must be a number that is not negative (below 2^127)")
+    clips = args.max_grad_norm is None or 0 < args.max_grad_norm < 2.0**127
     check(clips, "max_grad_norm", "must be a number above 0, or None")
     check(args.num_envs % args.num_minibatches == 0, "num_envs", f"no multiple of {args.num_minibatches} minibatches")
     batch_size = args.num_envs * args.num_steps
@@ -285,7 +285,7 @@ def check_args(args: SimpleNamespace):
             setattr(args, name, defaults.get(name))
         else:
             check(name in defaults, name, f"--memory {args.memory} has no such part")
-            check(0 <= getattr(args, name) < np.inf, name, "must be a number that is not negative")
+            check(0 <= getattr(args, name) < 2.0**127, name, "must be a number that is not negative (below 2^127)")
     for name in ("max_phase", "leak", "spectral_radius"):
         check(getattr(args, name) != 0, name, "must be above 0")
     check(args.leak is None or args.leak <= 1, "leak", "must be at most 1")
@@ -695,7 +695,14 @@ def parse_args() -> tuple[SimpleNamespace, dict | None]:
     """All groups' flags side by side; and the config.json of a run to resume or evaluate, whose flags then hold."""
 
     def parse(command_line: list[str]) -> dict[str, Any]:
-        groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        told = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(told):
+                groups = tyro.cli(Args, args=command_line, config=(tyro.conf.OmitArgPrefixes,))
+        except SystemExit as end:
+            if end.code:  # the message is a box with a title, maybe in colours
+                fail(re.sub(r"\x1b\[[\d;]*m|[─│╭╮╰╯]|---+", "", told.getvalue().partition("\n")[2]))
+            raise
         return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
 
     args = parse(sys.argv[1:])

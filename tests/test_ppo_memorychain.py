@@ -389,7 +389,7 @@ def test_a_bad_flag_is_one_line(flags, words, capfd):
 def test_evaluation_is_greedy_and_gives_success_over_its_episodes_and_over_128():
     train = tiny(eval_episodes=10)
     state = jax.jit(train.init)(jax.random.PRNGKey(0))
-    returns, lengths, scores = jax.jit(train.evaluate)(state.params, state.frozen, jax.random.PRNGKey(3))
+    returns, lengths, scores = jax.jit(train.evaluate)(state, jax.random.PRNGKey(3))
     assert returns.shape == lengths.shape == (10,) and set(lengths.tolist()) == {6} and set(np.abs(returns)) == {1}
     np.testing.assert_allclose(scores["success_rate"], (returns > 0).mean(), rtol=1e-6)
 
@@ -411,7 +411,7 @@ def test_evaluation_is_greedy_and_gives_success_over_its_episodes_and_over_128()
 def test_more_than_128_episodes():
     train = tiny(eval_episodes=200, memory="mlp")
     state = jax.jit(train.init)(jax.random.PRNGKey(0))
-    returns, _, scores = jax.jit(train.evaluate)(state.params, state.frozen, jax.random.PRNGKey(3))
+    returns, _, scores = jax.jit(train.evaluate)(state, jax.random.PRNGKey(3))
     success = np.asarray(returns) > 0
     np.testing.assert_allclose(scores["success_rate"], success.mean(), rtol=1e-6)
     np.testing.assert_allclose(scores["success_rate_128"], success[:128].mean(), rtol=1e-6)

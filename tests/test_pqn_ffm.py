@@ -285,7 +285,7 @@ def test_table_1_of_frn():
 def test_evaluation_plays_greedy_episodes_to_their_ends():
     train = tiny(eval_episodes=5)
     state = train.init(jax.random.PRNGKey(0))
-    returns, lengths, _ = jax.jit(train.evaluate)(state.params, state.frozen, jax.random.PRNGKey(3))
+    returns, lengths, _ = jax.jit(train.evaluate)(state, jax.random.PRNGKey(3))
     assert lengths.tolist() == [51] * 5 and len(set(returns.tolist())) > 1
 
     # The same episodes one step at a time.
