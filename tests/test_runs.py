@@ -140,9 +140,9 @@ def test_the_same_seed_gives_the_same_evaluation_and_another_seed_another(script
 def test_seeds_side_by_side_are_the_runs_one_by_one(script, each, tmp_path):
     updates = 3
     command = f"{each} --total-timesteps {STEPS * updates}"
-    assert script(f"{command} --seed 5 --num-seeds 3 --run-dir all").returncode == 0
+    assert script(f"{command} --seed 5 --num-seeds 2 --run-dir all").returncode == 0
     runs = sorted((tmp_path / "all").iterdir())
-    assert [run.name.split("__")[3] for run in runs] == ["5", "6", "7"]
+    assert [run.name.split("__")[3] for run in runs] == ["5", "6"]
     together = raw_state(runs[0], updates)
     for i, run in enumerate(runs):
         assert json.loads((run / "config.json").read_text())["seed"] == 5 + i
@@ -152,9 +152,9 @@ def test_seeds_side_by_side_are_the_runs_one_by_one(script, each, tmp_path):
             np.testing.assert_allclose(x[i], y[0], rtol=1e-4, atol=1e-5)
         one, other = (json.loads((folder / "eval.json").read_text()) for folder in (run, alone))
         assert one["returns"] == other["returns"]
-        evaluated = script(f"{each.split()[0]} --evaluate {run}")
-        assert evaluated.returncode == 0, evaluated.stderr
-        assert json.loads((run / "evaluate.json").read_text())["returns"] == one["returns"]
+    evaluated = script(f"{each.split()[0]} --evaluate {runs[1]}")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads((runs[1] / "evaluate.json").read_text())["returns"] == one["returns"]
 
 
 @pytest.mark.parametrize(
