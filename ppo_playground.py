@@ -93,7 +93,7 @@ class Task:
     eval_episodes: int = 10
     """episodes of the mean action after training (FRN section 4.1)"""
     capture_video: bool = False
-    """film the first of these episodes: episode.gif in the run folder, and in the log"""
+    """film the first of these episodes: film.gif in the run folder, and in the log"""
 
 
 @dataclass
@@ -991,13 +991,15 @@ if __name__ == "__main__":
     if args.capture_video:  # the same episode as the first of the evaluation: it has the same key
         eval_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
         _, lengths, poses = jax.device_get(jax.jit(over_seeds(train.play, args.num_seeds))(state, eval_keys))
-        for i, folder in enumerate(folders):
-            file = folder / "episode.gif"
-            film(args, {name: values[i, : lengths[i, 0]] for name, values in poses.items()}, file)
-            image = Summary.Value(tag="eval/episode", image=Summary.Image(encoded_image_string=file.read_bytes()))
-            writer = EventsWriter(str(folder / "events"), filename_suffix=".episode")
-            writer.write_event(
-                Event(step=update * steps_per_update, wall_time=time.time(), summary=Summary(value=[image]))
-            )
-            writer.close()
-            print(f"film           {file}")
+        try:
+            for i, folder in enumerate(folders):
+                file = folder / "film.gif"
+                film(args, {name: values[i, : lengths[i, 0]] for name, values in poses.items()}, file)
+                image = Summary.Value(tag="eval/film", image=Summary.Image(encoded_image_string=file.read_bytes()))
+                event = Event(step=update * steps_per_update, wall_time=time.time(), summary=Summary(value=[image]))
+                writer = EventsWriter(str(folder / "events"), filename_suffix=".film")
+                writer.write_event(event)
+                writer.close()
+                print(f"film           {file}")
+        except OSError as error:
+            fail(f"cannot write to {folder}: {error}", code=1)

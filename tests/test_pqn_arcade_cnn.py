@@ -110,10 +110,8 @@ def last_step(env: str, action: int, **changes):
     _, reset, step, _ = pqn_arcade_cnn.make_env(make_args(env=env))
     keys = jax.random.split(jax.random.key(0), 1)
     _, state = reset(keys)
-    state, step = (
-        state.replace(**{name: jnp.full_like(getattr(state, name), x) for name, x in changes.items()}),
-        jax.jit(step),
-    )
+    state = state.replace(**{name: jnp.full_like(getattr(state, name), x) for name, x in changes.items()})
+    step = jax.jit(step)
     for _ in range(5):
         _, state, _, terminated, truncated, _ = step(keys, state, jnp.array([action]))
         if terminated[0] | truncated[0]:
