@@ -280,7 +280,7 @@ def windows(x, size: int, stride: int) -> list[jax.Array]:
 def convolution(x, kernel, bias, stride: int):
     """x [H, W, C], kernel [k, k, C, F] -> [H', W', F].
 
-    On a CPU as one matrix product: XLA's convolutions are slower there, within a loop several times.
+    On a CPU as one matrix product: XLA's convolutions are slower there, most of all their gradients (docs/arcade.md).
     """
     if jax.default_backend() != "cpu":
         numbers = ("NHWC", "HWIO", "NHWC")

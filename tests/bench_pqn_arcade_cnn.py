@@ -84,6 +84,24 @@ def timed(function, *x, turns: int = 3) -> float:
     return statistics.median(times[1:])
 
 
+def gradient_of(cnn):
+    import jax
+    import jax.numpy as jnp
+
+    return jax.grad(lambda params, frames: jnp.square(cnn.apply(params, frames)).mean())
+
+
+def gradients_in_a_loop(cnn):
+    """Two gradients, one after the other, as the epochs take them."""
+    import jax
+    import jax.numpy as jnp
+
+    def step(params, frames):
+        return jax.tree.map(jnp.add, params, gradient_of(cnn)(params, frames)), None
+
+    return lambda params, frames: jax.lax.scan(lambda p, _: step(p, frames), params, None, length=2)[0]
+
+
 def parts():
     import jax
     import jax.numpy as jnp
@@ -104,7 +122,7 @@ def parts():
     acting = timed(cnn.apply, params, frames) * args.num_steps
     minibatch = jnp.tile(frames, (args.num_steps // args.num_minibatches, 1, 1, 1))
     forward = timed(cnn.apply, params, minibatch) * args.update_epochs * args.num_minibatches
-    gradient = timed(jax.grad(lambda params, x: jnp.square(cnn.apply(params, x)).mean()), params, minibatch)
+    gradient = timed(gradients_in_a_loop(cnn), params, minibatch) / 2
     backward = gradient * args.update_epochs * args.num_minibatches - forward
     steps = args.num_envs * args.num_steps
     print(f"an update {iteration:.1f} s, {steps / iteration:.1f} steps/s, {peak:.2f} GB at most; of it")
@@ -133,16 +151,8 @@ def cnn():
         jax.default_backend = (lambda: "other") if name.startswith("XLA") else backend
         pqn_arcade_cnn.FRAMES_AT_ONCE = at_once
 
-        def gradient(params, x):
-            return jax.grad(lambda params: jnp.square(module.apply(params, x)).mean())(params)
-
-        def in_a_loop(params, x):
-            return jax.lax.scan(lambda p, _: (jax.tree.map(jnp.add, p, gradient(p, x)), None), params, None, length=2)[
-                0
-            ]
-
-        forward, backward = timed(module.apply, params, frames), timed(gradient, params, frames)
-        loop = timed(in_a_loop, params, frames, turns=2) / 2
+        forward, backward = timed(module.apply, params, frames), timed(gradient_of(module), params, frames)
+        loop = timed(gradients_in_a_loop(module), params, frames, turns=2) / 2
         milliseconds = ", ".join(f"{1e3 * s / n:.2f}" for s in (forward, backward, loop))
         print(f"{name}: ms a frame: forward, gradient, gradient in a loop: {milliseconds}", flush=True)
 
