@@ -79,7 +79,7 @@ class Task:
     total_timesteps: int = 10_000_000
     """environment steps of one seed (FRN Table A3)"""
     stop_at_success: float | None = None
-    """end as soon as every seed answers this share of an update's episodes correctly; None trains to the end"""
+    """a seed that answers this share of an update's episodes correctly learns no further; all of them end the run"""
     seed: int = 1
     """seed of the first run"""
     num_seeds: int = 1
@@ -346,6 +346,7 @@ class TrainState:
     frozen: Any
     opt_state: Any
     actor: Actor
+    solved: jax.Array  # bool: the agent reached --stop-at-success, and stays as it is
     update: jax.Array
     key: jax.Array
 
@@ -402,7 +403,7 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
         key, actor_key, agent_key = jax.random.split(key, 3)
         actor = init_actor(actor_key, args.num_envs)
         params, frozen = partition(agent.init(agent_key, actor.carry, *actor.inputs())["params"], is_frozen)
-        return TrainState(params, frozen, optimizer.init(params), actor, jnp.int32(0), key)
+        return TrainState(params, frozen, optimizer.init(params), actor, jnp.bool(False), jnp.int32(0), key)
 
     def interact(params, frozen, actor: Actor, key, greedy: bool = False) -> tuple[Actor, dict[str, Any]]:
         """One step of every environment: the actor after it, and what is to be learned from."""
@@ -490,8 +491,13 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
 
         shuffle = jax.vmap(lambda key: jax.random.permutation(key, args.num_envs))
         minibatches = shuffle(jax.random.split(epoch_key, args.update_epochs)).reshape(gradient_steps, -1)
-        (params, opt_state), scalars = jax.lax.scan(minibatch_step, (state.params, state.opt_state), minibatches)
-        success_rate = (t["episode_return"] > 0).mean(where=t["done"])
+        start, success_rate = (state.params, state.opt_state), (t["episode_return"] > 0).mean(where=t["done"])
+        learner, scalars = jax.lax.scan(minibatch_step, start, minibatches)
+        solved = state.solved
+        if args.stop_at_success is not None:
+            solved |= success_rate >= args.stop_at_success
+            learner = jax.tree.map(lambda old, new: jnp.where(solved, old, new), start, learner)
+        params, opt_state = learner
         unexplained = t["advantage"].var() / jnp.maximum(t["return"].var(), 1e-8)
         metrics = {f"losses/{name}": values.mean() for name, values in scalars.items()} | {
             "losses/explained_variance": 1 - unexplained,
@@ -503,8 +509,8 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
             "losses/parameter_norm": optax.tree.norm(params),  # finite only if all of them are
         }
         if args.stop_at_success is not None:
-            metrics["solved"] = success_rate >= args.stop_at_success
-        return TrainState(params, state.frozen, opt_state, actor, state.update + 1, key), metrics
+            metrics["solved"] = solved
+        return TrainState(params, state.frozen, opt_state, actor, solved, state.update + 1, key), metrics
 
     # ---------------------------------------------------------------------------------------------------- evaluation
     def evaluate(state: TrainState, key):

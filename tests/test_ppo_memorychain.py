@@ -418,15 +418,18 @@ def test_more_than_128_episodes():
 
 
 # ------------------------------------------------------------------------------------------------------ early stop
-def test_an_update_is_solved_when_enough_of_its_episodes_are_and_never_without_one():
+def test_a_seed_is_solved_when_enough_of_its_episodes_are_and_then_keeps_the_agent_that_did_it():
     train = tiny(stop_at_success=0.5, num_steps=4)  # of episodes of 6 steps, which end in some updates only
-    state, step, seen = jax.jit(train.init)(jax.random.PRNGKey(0)), jax.jit(train.train_iteration), []
+    state, step, seen = jax.jit(train.init)(jax.random.PRNGKey(1)), jax.jit(train.train_iteration), []
     for _ in range(12):
-        state, metrics = step(state)
-        seen.append((float(metrics["charts/success_rate"]), bool(metrics["solved"])))
-    assert [solved for _, solved in seen] == [rate >= 0.5 for rate, _ in seen]
-    assert {np.isnan(rate) for rate, _ in seen} == {solved for _, solved in seen} == {True, False}
-    assert any(rate < 0.5 for rate, _ in seen)
+        before, (state, metrics) = state, step(state)
+        learner = [jax.tree.leaves((x.params, x.opt_state)) for x in (before, state)]
+        kept = all(np.array_equal(old, new) for old, new in zip(*learner, strict=True))
+        assert kept == bool(metrics["solved"]) == bool(state.solved)
+        seen.append((float(metrics["charts/success_rate"]), kept))
+    first = next(i for i, (rate, _) in enumerate(seen) if rate >= 0.5)
+    assert [kept for _, kept in seen] == [i >= first for i in range(12)]  # and not when no episode ended
+    assert first > 3 and any(np.isnan(rate) for rate, _ in seen[:first]) and any(rate < 0.5 for rate, _ in seen)
     assert "solved" not in jax.eval_shape(tiny().train_iteration, state)[1]
 
 
