@@ -31,6 +31,9 @@ def script(tmp_path):
             code = f"import os, resource, sys; {limit}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
             command = [sys.executable, "-c", code, *script]
         options = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        # Tests in this process run what XLA makes of a script by default. The scripts they start run small settings for
+        # seconds, and would spend most of them on optimising.
+        options["env"] = {"XLA_FLAGS": "--xla_backend_optimization_level=0"} | options.get("env", os.environ)
         process = subprocess.Popen(command, **options)
         seen = ""
         if stop is not None:

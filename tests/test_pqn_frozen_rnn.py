@@ -274,7 +274,13 @@ def test_every_task_with_discrete_actions_trains_and_the_others_are_refused(env,
 
 
 # -------------------------------------------------------------------------------------------------- the command line
-@pytest.mark.parametrize("memory, frozen", AGENTS)
+@pytest.mark.parametrize(
+    "memory, frozen",
+    [
+        pytest.param(*agent, marks=pytest.mark.slow if agent[0] in RESERVOIRS and not agent[1] else ())
+        for agent in AGENTS
+    ],
+)
 def test_a_run_of_each_memory(script, tmp_path, memory, frozen):
     small = (
         "--env MinesweeperEasy --num-envs 4 --num-steps 16 --num-minibatches 2 --total-timesteps 640 --hidden-size 16"
