@@ -594,9 +594,10 @@ def parse_args() -> tuple[SimpleNamespace, dict | None]:
     if missing := [name for name in runs if folder.name not in runs or not (folder.parent / name).is_dir()]:
         fail(f"{what}: its seeds are one program, and their folders must be side by side as they were: {missing[0]}")
     args = parse(command_line + sys.argv[1:])
-    free = {"resume", "evaluate", "checkpoint_every", "track"} | ({"eval_episodes"} if args["evaluate"] else set())
+    free = {"resume", "evaluate", "checkpoint_every", "track", "capture_video"}
+    free |= {"eval_episodes"} if args["evaluate"] else set()
     for name in args.keys() - free:
-        if args[name] != defaults[name]:
+        if args[name] not in (defaults[name], saved[name]):
             fail(f"--{name.replace('_', '-')} {args[name]}: the run was started with {saved[name]}, and keeps it")
     kept = {name: value for name, value in saved.items() if name not in free}  # whatever today's defaults are
     return SimpleNamespace(**args | kept | {"run_dir": str(folder.parent)}), config

@@ -41,20 +41,25 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import tyro
 from flax import struct
-from mujoco import mjx
-from mujoco.rendering.classic import gl_context
-from mujoco_playground import State, dm_control_suite
 from PIL import Image
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tqdm import tqdm
+
+try:
+    import mujoco
+    from mujoco import mjx
+    from mujoco.rendering.classic import gl_context
+    from mujoco_playground import State, dm_control_suite
+except RuntimeError as error:  # mujoco reads MUJOCO_GL when it is imported
+    print(f"ppo_playground.py: error: {error}; must be egl, osmesa or glfw", file=sys.stderr)
+    sys.exit(2)
 
 from memory import (
     FFM,
@@ -233,7 +238,7 @@ def choose_gl() -> bool:
     Each is tried in a process of its own: one that fails can end the process, and leaves its libraries loaded.
     """
     draw = "import mujoco as m; m.Renderer(m.MjModel.from_xml_string('<mujoco/>'), 8, 8).render()"
-    for name in [os.environ["MUJOCO_GL"]] if "MUJOCO_GL" in os.environ else ["egl", "osmesa", "glfw"]:
+    for name in [os.environ["MUJOCO_GL"]] if os.environ.get("MUJOCO_GL") else ["egl", "osmesa", "glfw"]:
         env = os.environ | {"MUJOCO_GL": name}
         if subprocess.run([sys.executable, "-c", draw], env=env, capture_output=True).returncode == 0:
             os.environ["MUJOCO_GL"] = name
@@ -249,10 +254,10 @@ def check_args(args: SimpleNamespace):
         if not holds:
             fail(f"--{name.replace('_', '-')} {getattr(args, name)}: {right}")
 
-    task, _, named = args.env.partition("-")
+    task, *named = args.env.split("-", 1)
     near = difflib.get_close_matches(task, dm_control_suite.ALL_ENVS, n=3) or dm_control_suite.ALL_ENVS
     check(task in dm_control_suite.ALL_ENVS, "env", f"no task of the DM Control suite; there is {', '.join(near)}")
-    check(named in ("", args.observe), "env", f"must be {task}; --observe {args.observe} is added to it")
+    check(named in ([], [args.observe]), "env", f"must be {task}; --observe {args.observe} is added to it")
     mixed = f"{task} shows touch, which is neither; only --observe all"
     check(args.observe == "all" or task in POSITIONS, "observe", mixed)
     args.env = f"{task}-{args.observe}"
@@ -300,8 +305,8 @@ def check_args(args: SimpleNamespace):
     check(named, "exp_name", "must be of letters, digits, - . and single _")
     has_wandb = importlib.util.find_spec("wandb") is not None
     check(has_wandb or not args.track, "track", "needs Weights & Biases: pip install wandb")
-    if args.capture_video:
-        tried = os.environ.get("MUJOCO_GL", "egl, osmesa and glfw")
+    if args.capture_video and args.evaluate is None:
+        tried = os.environ.get("MUJOCO_GL") or "egl, osmesa and glfw"
         check(choose_gl(), "capture_video", f"no OpenGL draws without a screen (MUJOCO_GL: {tried}); install libegl1")
 
 
@@ -387,21 +392,24 @@ class Agent(nn.Module):
     @nn.compact
     def __call__(self, carry, obs, reset):
         """obs [T, B, O], reset [T, B] -> carry, means [T, B, A], log standard deviations [A], values [T, B]."""
+        # Where an observation is all zeros, as at rest, biases of 0 would make every layer 0, and each LayerNorm would
+        # multiply the gradient by 1000.
+        hidden = functools.partial(nn.Dense, self.hidden_size, bias_init=nn.initializers.normal(0.05))
         carry, x = list(carry), obs
         if self.reservoir:
             carry[0], x = self.make_unit(name="memory_0")(carry[0], x, reset)  # [T, B, L · H]
         else:
-            x = nn.Dense(self.hidden_size, name="input")(rows(x))  # [T · B, H]
+            x = hidden(name="input")(rows(x))  # [T · B, H]
             for i in range(self.num_blocks):
                 x = x.reshape(*reset.shape, -1)
                 carry[i], x = self.make_unit(name=f"memory_{i}")(carry[i], x, reset)  # [T, B, H]
-                x = nn.Dense(self.hidden_size, name=f"mixer_{i}")(rows(x))  # [T · B, H]
+                x = hidden(name=f"mixer_{i}")(rows(x))  # [T · B, H]
                 x = nn.leaky_relu(nn.LayerNorm(use_scale=False, use_bias=False)(x))
-        x = nn.leaky_relu(nn.Dense(self.hidden_size, name="output")(rows(x)))
+        x = nn.leaky_relu(hidden(name="output")(rows(x)))
 
         def readout(name: str, y):
             for i in range(self.num_readout_blocks):
-                y = nn.Dense(self.hidden_size, name=f"{name}_{i}")(y)
+                y = hidden(name=f"{name}_{i}")(y)
                 y = nn.leaky_relu(nn.LayerNorm(name=f"{name}_norm_{i}")(y))
             return y  # [T · B, H]
 
@@ -668,7 +676,7 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
 
 
 def film(args: SimpleNamespace, poses: dict[str, np.ndarray], file: Path):
-    """Draws an episode from the poses [T, ...] of its steps: a gif of about 12 pictures a second, in real time."""
+    """Draws an episode from the poses [T, ...] of its steps: a gif of about 13 pictures a second, in real time."""
     env, _ = make_task(args)
     model, every = env.mj_model, max(1, round(0.08 / env.dt))
     data, pictures = mujoco.MjData(model), []
@@ -681,7 +689,9 @@ def film(args: SimpleNamespace, poses: dict[str, np.ndarray], file: Path):
             picture = Image.fromarray(renderer.render())
             pictures.append(picture.quantize(64, dither=Image.Dither.NONE))  # a quarter of the size
     first, *others = pictures
-    first.save(file, save_all=True, append_images=others, duration=1000 * every * env.dt, loop=0)  # milliseconds
+    ends = np.round(100 * every * env.dt * np.arange(len(pictures) + 1))  # a gif counts hundredths of a second
+    durations = (10 * np.diff(ends)).astype(int).tolist()  # milliseconds
+    first.save(file, save_all=True, append_images=others, duration=durations, loop=0)
 
 
 # --- shared block: run ---
@@ -728,9 +738,10 @@ def parse_args() -> tuple[SimpleNamespace, dict | None]:
     if missing := [name for name in runs if folder.name not in runs or not (folder.parent / name).is_dir()]:
         fail(f"{what}: its seeds are one program, and their folders must be side by side as they were: {missing[0]}")
     args = parse(command_line + sys.argv[1:])
-    free = {"resume", "evaluate", "checkpoint_every", "track"} | ({"eval_episodes"} if args["evaluate"] else set())
+    free = {"resume", "evaluate", "checkpoint_every", "track", "capture_video"}
+    free |= {"eval_episodes"} if args["evaluate"] else set()
     for name in args.keys() - free:
-        if args[name] != defaults[name]:
+        if args[name] not in (defaults[name], saved[name]):
             fail(f"--{name.replace('_', '-')} {args[name]}: the run was started with {saved[name]}, and keeps it")
     kept = {name: value for name, value in saved.items() if name not in free}  # whatever today's defaults are
     return SimpleNamespace(**args | kept | {"run_dir": str(folder.parent)}), config

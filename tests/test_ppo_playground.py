@@ -1,5 +1,6 @@
 """ppo_playground.py from the inside: what is hidden, time limits, the policy, statistics, a film; and a whole run."""
 
+import functools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
+import optax
 import pytest
 import scipy.stats
 from mujoco import mjx
@@ -395,6 +397,21 @@ def test_table_1_of_frn(memory, total, unit):
         assert numbers["log_std"]["total"] == 2 and numbers["all"]["trainable"] == (597_253 if frozen else total)
 
 
+@pytest.mark.parametrize("memory", ppo_playground.UNITS)
+def test_an_observation_of_zeros_does_not_blow_up_the_gradient(memory):
+    """BallInCup by positions and most tasks by velocities start with one. With biases of 0, up to 1e12."""
+    unit = functools.partial(ppo_playground.UNITS[memory], features=32)
+    agent = ppo_playground.Agent(2, unit, memory in ppo_playground.RESERVOIRS, 32, 1, 3)
+    carry, obs, reset = agent.initialize_carry(4), jnp.zeros((3, 4, 5)), jnp.arange(12).reshape(3, 4) < 4
+
+    def output(params):
+        _, mean, _, value = agent.apply({"params": params}, carry, obs, reset)
+        return (mean.sum(-1) + value).mean()
+
+    params = jax.jit(agent.init)(jax.random.PRNGKey(0), carry, obs, reset)["params"]
+    assert optax.tree.norm(jax.jit(jax.grad(output))(params)) < 100
+
+
 def test_the_defaults_are_those_of_table_a6():
     published = dict(
         final_learning_rate=1e-8, gamma=0.995, gae_lambda=0.95, max_grad_norm=None, clip_coef=0.3, ent_coef=0.01,
@@ -420,6 +437,7 @@ def test_flags_filled_in_are_the_same_again_when_resumed():
         ({"env": "WalkerWalks"}, ["--env WalkerWalks:", "WalkerWalk,"]),
         ({"env": "MemoryChain"}, ["--env MemoryChain:", "BallInCup"]),
         ({"env": "BallInCup-velocities"}, ["--env BallInCup-velocities:", "--observe positions"]),
+        ({"env": "BallInCup-"}, ["--env BallInCup-:", "BallInCup;"]),
         ({"env": "HopperHop"}, ["--observe positions:", "HopperHop", "touch", "--observe all"]),
         ({"max_grad_norm": 0.0}, ["--max-grad-norm 0.0:", "None"]),
         ({"learning_rate": -1.0}, ["--learning-rate -1.0:"]),
@@ -460,6 +478,32 @@ def test_a_film_shows_every_fourth_pose_and_is_not_black(opengl, tmp_path):
     assert all(picture.mean() > 10 and picture.std() > 10 for picture in pictures)
     changes = [np.abs(a - b).max() for a, b in zip(pictures[1:], pictures, strict=False)]
     assert min(changes) > 50, "the pole is elsewhere in each"
+
+
+@pytest.mark.parametrize("dt, every, duration", [(0.01, 8, 40), (0.025, 3, 42)])
+def test_a_film_takes_as_long_as_the_episode(opengl, monkeypatch, tmp_path, dt, every, duration):
+    """A gif counts hundredths of a second: pictures of 75 ms take 80 and 70 in turn. With equal pictures merged."""
+    if not opengl:
+        pytest.skip("no OpenGL draws here without a screen")
+    args = make_args(env="PendulumSwingup", capture_video=True)
+    task = SimpleNamespace(dt=dt, mj_model=ppo_playground.make_task(args)[0].mj_model)
+    monkeypatch.setattr(ppo_playground, "make_task", lambda args: (task, None))
+    ppo_playground.film(args, {"qpos": np.linspace(0, 3, every * duration)[:, None]}, tmp_path / "a.gif")
+    with Image.open(tmp_path / "a.gif") as film:
+        shown = sum((film.seek(i), film.info["duration"])[1] for i in range(film.n_frames))
+    assert shown == round(1000 * dt * every * duration)
+
+
+def test_a_film_is_not_needed_to_evaluate_a_run(monkeypatch):
+    monkeypatch.setattr(ppo_playground, "choose_gl", lambda: False)
+    assert make_args(capture_video=True, evaluate="a run").capture_video
+
+
+def test_a_wrong_mujoco_gl_is_one_line(script, tmp_path):
+    done = script("ppo_playground.py --env BallInCup", env=os.environ | {"MUJOCO_GL": "nonsense"})
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and "MUJOCO_GL" in line and "nonsense" in line and "osmesa" in line
+    assert done.stdout == "" and not list(tmp_path.iterdir())
 
 
 def test_without_opengl_a_film_is_refused_before_training(monkeypatch, capfd):
