@@ -194,8 +194,9 @@ def check_args(args: SimpleNamespace):
         check(0 <= getattr(args, name) <= 1, name, "must be from 0 to 1")
     if args.learning_rate is None:
         args.learning_rate = 3e-4 if args.frozen else 5e-5
-    for name in ("learning_rate", "final_learning_rate", "max_grad_norm", "checkpoint_every"):
+    for name in ("learning_rate", "final_learning_rate", "checkpoint_every"):
         check(0 <= getattr(args, name) < 2.0**127, name, "must be a number that is not negative (below 2^127)")
+    check(0 < args.max_grad_norm < 2.0**127, "max_grad_norm", "must be a number above 0 (below 2^127)")
     check(args.num_envs % args.num_minibatches == 0, "num_envs", f"no multiple of {args.num_minibatches} minibatches")
     batch_size = args.num_envs * args.num_steps
     check(args.total_timesteps >= batch_size, "total_timesteps", f"less than one rollout of {batch_size} steps")

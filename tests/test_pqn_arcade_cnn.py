@@ -272,6 +272,7 @@ def test_the_agent_is_that_of_table_1_with_a_cnn_before_it(memory, vector_agent,
         ({"max_phase": 0.0}, ["--max-phase 0.0", "above 0"]),
         ({"memory": "ffm", "trace_size": 0}, ["--trace-size 0", "positive"]),
         ({"num_envs": 6}, ["--num-envs 6", "4 minibatches"]),
+        ({"max_grad_norm": 0.0}, ["--max-grad-norm 0.0", "above 0"]),
     ],
 )
 def test_a_bad_flag_is_one_line(flags, words, capfd):

@@ -304,6 +304,7 @@ def test_a_run_of_each_memory(script, tmp_path, memory, frozen):
     [
         (dict(env="StatelessPendulumHard"), ["--env StatelessPendulumHard", "continuous"]),
         (dict(memory="mlp", frozen=True), ["--frozen", "mlp"]),
+        (dict(max_grad_norm=0.0), ["--max-grad-norm 0.0", "above 0"]),
         (dict(memory="deepesn", frozen_mixers=True), ["--frozen-mixers", "deepesn"]),
         (dict(memory="src", frozen_input=True), ["--frozen-input", "src"]),
         (dict(memory="gru", r_min=0.5), ["--r-min 0.5", "gru"]),

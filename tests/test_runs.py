@@ -321,6 +321,7 @@ def assert_one_line_error(process, *words: str, code: int = 2):
         ("--learning-rate -1", ["--learning-rate -1.0", "negative"]),
         ("--learning-rate inf", ["--learning-rate inf"]),
         ("--learning-rate 1e300", ["--learning-rate 1e+300", "below 2^127"]),
+        ("--max-grad-norm 0", ["--max-grad-norm 0.0", "above 0"]),
         ("--checkpoint-every -1", ["--checkpoint-every -1.0"]),
         ("--memory mlp --frozen --trace-size 32 --context-size 4", ["--frozen", "mlp"]),
         ("--memory gru", ["--trace-size 4", "gru"]),
