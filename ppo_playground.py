@@ -143,7 +143,7 @@ class Network:
 
 @dataclass
 class Algorithm:
-    """Recurrent PPO (FRN Table A6); what the table does not name is CleanRL's."""
+    """Recurrent PPO (FRN Table A6); what the table does not name is CleanRL's, or measured (docs/playground.md)."""
 
     learning_rate: float | None = None
     """initial learning rate; None is 5e-5, or 1e-5 with a trained memory (FRN Table A6: 1e-5 to 5e-5)"""
@@ -163,10 +163,10 @@ class Algorithm:
     """weight of the value loss (FRN Table A6)"""
     norm_adv: bool = True
     """normalise the advantages of each minibatch (CleanRL)"""
-    clip_vloss: bool = True
-    """clip the change of the values too (CleanRL)"""
-    normalize_observations: bool = False
-    """by the mean and the standard deviation of all that were seen so far"""
+    clip_vloss: bool = False
+    """clip the change of the values too (CleanRL does)"""
+    normalize_observations: bool = True
+    """by the mean and the standard deviation of all that were seen so far (as playground's own settings for PPO do)"""
     num_envs: int = 16
     """parallel environments (FRN Table A6)"""
     num_steps: int = 128

@@ -1,6 +1,7 @@
 """ppo_playground.py from the inside: what is hidden, time limits, the policy, statistics, a film; and a whole run."""
 
 import functools
+import inspect
 import json
 import os
 import re
@@ -15,8 +16,10 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
+from brax.training.agents.ppo.losses import compute_ppo_loss
 from mujoco import mjx
 from mujoco_playground import dm_control_suite
+from mujoco_playground.config.dm_control_suite_params import brax_ppo_config
 from PIL import Image
 from test_ppo_memorychain import advantages_loop
 from test_runs import raw_points, raw_state
@@ -259,13 +262,14 @@ def scripted_env(args):
     return 2, 6, reset, step
 
 
-@pytest.fixture(params=[("gru", True), ("lru", False)], ids=["gru-normalized", "lru"], scope="module")
+@pytest.fixture(params=[("gru", True), ("lru", False)], ids=["gru-normalized", "lru-clipped"], scope="module")
 def scripted(request):
     """Three rollouts with the same parameters: the states before them, their transitions, and the compiled parts."""
     memory, normalize = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo_playground, "make_env", scripted_env)
-        args = make_args(**TINY | dict(memory=memory, normalize_observations=normalize, clip_coef=0.1, ent_coef=0.3))
+        flags = dict(memory=memory, normalize_observations=normalize, clip_vloss=not normalize)
+        args = make_args(**TINY | flags | dict(clip_coef=0.1, ent_coef=0.3))
         train = ppo_playground.make_train(args)
     state, states, transitions = jax.jit(train.init)(jax.random.PRNGKey(0)), [], []
     state.params["log_std"] = jnp.array([0.3, -0.5])
@@ -340,7 +344,9 @@ def test_the_loss_is_cleanrls(scripted):
     advantage = (t["advantage"] - t["advantage"].mean()) / (t["advantage"].std() + 1e-8)
     policy_loss = np.maximum(-advantage * ratio, -advantage * np.clip(ratio, 0.9, 1.1)).mean()
     clipped = t["value"] + np.clip(value - t["value"], -0.1, 0.1)
-    value_loss = 0.5 * np.maximum((value - t["return"]) ** 2, (clipped - t["return"]) ** 2).mean()
+    error, clipped_error = (value - t["return"]) ** 2, (clipped - t["return"]) ** 2
+    assert (clipped_error > error).any()
+    value_loss = 0.5 * (np.maximum(error, clipped_error) if args.clip_vloss else error).mean()
     entropy = policy.entropy()[0, 0].sum()
     expected = {
         "policy_loss": policy_loss,
@@ -422,6 +428,17 @@ def test_the_defaults_are_those_of_table_a6():
         args = vars(make_args(**flags))
         assert args["env"] == "BallInCup-positions"
         assert {name: args[name] for name in published} == published and 1e-5 <= args["learning_rate"] <= 5e-5
+
+
+def test_where_table_a6_agrees_with_playgrounds_own_settings_what_it_does_not_name_is_theirs():
+    theirs, args = brax_ppo_config("WalkerWalk"), make_args(env="WalkerWalk")
+    same = (theirs.discounting, theirs.entropy_cost, theirs.num_timesteps)
+    assert same == (args.gamma, args.ent_coef, args.total_timesteps)
+    brax = {name: x.default for name, x in inspect.signature(compute_ppo_loss).parameters.items()}
+    same = (brax["clipping_epsilon"], brax["gae_lambda"], brax["vf_coefficient"], brax["normalize_advantage"])
+    assert same == (args.clip_coef, args.gae_lambda, args.vf_coef, args.norm_adv)
+    assert theirs.normalize_observations == args.normalize_observations
+    assert (brax["clipping_epsilon_value"] is not None) == args.clip_vloss
 
 
 def test_flags_filled_in_are_the_same_again_when_resumed():
@@ -526,7 +543,7 @@ def test_without_opengl_a_film_is_refused_before_training(monkeypatch, capfd):
 def test_two_seeds_from_the_command_line_stopped_resumed_and_filmed(script, opengl, tmp_path):
     """Stopped after its first updates and resumed, a run is the one that was never stopped, with its statistics."""
     small = "--env PendulumSwingup --hidden-size 16 --num-envs 4 --num-steps 16 --num-minibatches 2 --eval-episodes 3"
-    command = f"ppo_playground.py {small} --normalize-observations --frozen --num-seeds 2 --total-timesteps {64 * 400}"
+    command = f"ppo_playground.py {small} --frozen --num-seeds 2 --total-timesteps {64 * 400}"
     whole = script(f"{command} --run-dir whole {'--capture-video' * opengl}")
     assert whole.returncode == 0 and whole.stderr == "", whole.stderr
     stopped = script(f"{command} --run-dir parts", stop=(signal.SIGINT, "step"))
