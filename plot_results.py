@@ -104,6 +104,7 @@ def plot_curves(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
     figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 3.6 * rows), squeeze=False)
     numbers = {}
     for axis, task in zip(axes.flat, tasks, strict=False):
+        bands = []
         for i, agent in enumerate(agents):
             if (task, agent) not in groups:
                 continue
@@ -116,7 +117,8 @@ def plot_curves(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
             steps = ((edges[1:] + edges[:-1]) / 2)[there]
             mean, low, high = interval(curves[:, there], args.confidence)
             axis.plot(steps, mean, color=f"C{i}", label=f"{agent} ({len(runs)} seed{'s' * (len(runs) > 1)})")
-            axis.fill_between(steps, low, high, color=f"C{i}", alpha=0.2, linewidth=0)
+            axis.plot(steps, curves[:, there].T, color=f"C{i}", alpha=0.4, linewidth=0.7)  # each seed
+            bands.append((steps, low, high, f"C{i}"))
             numbers[f"{task} {agent}"] = {
                 "seeds": [config["seed"] for config in configs],
                 "steps": steps.tolist(),
@@ -124,6 +126,9 @@ def plot_curves(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
                 "low": low.round(4).tolist(),
                 "high": high.round(4).tolist(),
             }
+        axis.set_ylim(axis.get_ylim())  # ends where the seeds do: the interval of three is often far wider
+        for steps, low, high, color in bands:
+            axis.fill_between(steps, low, high, color=color, alpha=0.1, linewidth=0)
         axis.set(title=task, xlabel="environment steps", ylabel=args.metric.split("/")[-1].replace("_", " "))
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 400k
         axis.grid(alpha=0.3)
@@ -191,7 +196,7 @@ def plot_recall(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
         color, line = f"C{units.index(agent.removesuffix('-frozen'))}", "--" if agent.endswith("-frozen") else "-"
         axis.plot(delays, row["mean"], line, color=color, marker="o", markersize=4, label=agent)
         low, high = ([of(seeds) for seeds in row["seeds"]] for of in (min, max))
-        axis.fill_between(delays, low, high, color=color, alpha=0.12, linewidth=0)
+        axis.fill_between(delays, low, high, color=color, alpha=0.1, linewidth=0)
     axis.axhline(0.5, color="gray", linestyle=":", linewidth=1, label="guessing")
     axis.set_xscale("log", base=2)
     axis.set_xticks(sorted(chains), sorted(chains))
