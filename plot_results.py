@@ -196,7 +196,7 @@ def plot_recall(args: Args, groups: dict[tuple[str, str], list[Path]]) -> dict:
         color, line = f"C{units.index(agent.removesuffix('-frozen'))}", "--" if agent.endswith("-frozen") else "-"
         axis.plot(delays, row["mean"], line, color=color, marker="o", markersize=4, label=agent)
         low, high = ([of(seeds) for seeds in row["seeds"]] for of in (min, max))
-        axis.fill_between(delays, low, high, color=color, alpha=0.1, linewidth=0)
+        axis.fill_between(delays, low, high, color=color, alpha=0.12, linewidth=0)
     axis.axhline(0.5, color="gray", linestyle=":", linewidth=1, label="guessing")
     axis.set_xscale("log", base=2)
     axis.set_xticks(sorted(chains), sorted(chains))
