@@ -660,14 +660,19 @@ def make_folders(args: SimpleNamespace, parameters: dict) -> list[Path]:
     config |= {"parameters": parameters, "git_commit": commit or None, "versions": versions}
     setting, now, made = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", int(time.time()), []
     try:
-        names = [f"{setting}__{args.seed + i}" for i in range(args.num_seeds)]
-        while any((Path(args.run_dir) / f"{name}__{now}").exists() for name in names):  # started in the same second
-            now += 1
-        names = [f"{name}__{now}" for name in names]
-        folders = [Path(args.run_dir) / name for name in names]
-        for i, folder in enumerate(folders):
-            folder.mkdir(parents=True)
-            made.append(folder)
+        while len(made) < args.num_seeds:
+            folder = Path(args.run_dir) / f"{setting}__{args.seed + len(made)}__{now}"
+            try:
+                folder.mkdir(parents=True)
+                made.append(folder)
+            except FileExistsError:
+                if not folder.exists():
+                    raise
+                while made:  # another run started in the same second: the next one, for all seeds
+                    made.pop().rmdir()
+                now += 1
+        names = [folder.name for folder in made]
+        for i, folder in enumerate(made):
             write_json(folder / "config.json", config | {"seed": args.seed + i, "runs": names})
             if i > 0:
                 (folder / "checkpoints").symlink_to(Path("..") / names[0] / "checkpoints")
@@ -676,7 +681,7 @@ def make_folders(args: SimpleNamespace, parameters: dict) -> list[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         fail(f"--run-dir {args.run_dir}: no run folder can be made there: {error}", code=1 if full else 2)
-    return folders
+    return made
 
 
 class Logger:

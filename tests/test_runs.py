@@ -220,6 +220,24 @@ def test_two_runs_started_in_the_same_second_have_two_folders(script, small, tmp
     assert (first / "eval.json").exists() and (second / "eval.json").exists()
 
 
+def test_another_run_takes_the_name_at_the_same_moment(script, small, tmp_path):
+    """What another process made between two lines of this one stays, and this one takes the next second."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, time\n"
+        "time.time, mkdir = lambda: 1700000000.0, pathlib.Path.mkdir\n"
+        "def late(folder, *args, **kwargs):\n"
+        "    if folder.name.endswith('__2__1700000000'):\n"
+        "        mkdir(folder, parents=True)\n"
+        "    mkdir(folder, *args, **kwargs)\n"
+        "pathlib.Path.mkdir = late\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    assert script(f"{small} --total-timesteps {STEPS * 4} --num-seeds 2", env=env).returncode == 0
+    names = sorted(run.name.split("__", 3)[-1] for run in (tmp_path / "runs").iterdir())
+    assert names == ["1__1700000001", "2__1700000000", "2__1700000001"]
+    assert not list((tmp_path / "runs").glob("*__2__1700000000/*"))
+
+
 def test_a_finished_run_resumed_stays_as_it_is(script, small, tmp_path):
     assert script(f"{small} --total-timesteps {STEPS * 4}").returncode == 0
     run = only(tmp_path / "runs")
