@@ -80,7 +80,7 @@ class Task:
     eval_episodes: int = 10
     """greedy episodes after training (FRN section 4.1)"""
     capture_video: bool = False
-    """film one more greedy episode: what the agent sees, beside the fully observable twin's picture of it"""
+    """film the first evaluated episode: what the agent sees, beside the fully observable twin's picture of it"""
 
 
 @dataclass
@@ -567,19 +567,19 @@ def make_train(args: SimpleNamespace) -> SimpleNamespace:
 
     @jax.jit
     def film_step(state: TrainState, actor: Actor, key):
-        """One greedy step: the actor after it, whether it ended the episode, and pictures before and after it."""
-        key, step_key = jax.random.split(key)
-        next_actor, t = interact(state.params, state.frozen, actor, step_key, epsilon=0.0)
-        keys = jax.random.split(key, 1)
-        before = actor.obs, draw_all(keys, actor.env_state)
-        after = draw(keys, t["final_state"]), draw_all(keys, t["final_state"])
+        """A greedy step: the actor after it; whether its first episode ended, and pictures before and after it."""
+        next_actor, t = interact(state.params, state.frozen, actor, key, epsilon=0.0)
+        obs, env_state, final_state = jax.tree.map(lambda x: x[:1], (actor.obs, actor.env_state, t["final_state"]))
+        draw_keys = jax.random.fold_in(key, 1)[None]
+        before = obs, draw_all(draw_keys, env_state)
+        after = draw(draw_keys, final_state), draw_all(draw_keys, final_state)
         before, after = (jnp.concatenate([x[0] for x in pair], axis=1) for pair in (before, after))  # [S, 2 S, 3]
         return next_actor, t["done"][0], before, after
 
     def film(state: TrainState, key) -> Iterator[np.ndarray]:
-        """The pictures [S, 2 S, 3] of one greedy episode: on the left what the agent sees, on the right everything."""
+        """The pictures [S, 2 S, 3] of the first of `evaluate`'s episodes: what the agent sees, beside everything."""
         key, actor_key = jax.random.split(key)
-        actor, done = jax.jit(init_actor, static_argnums=1)(actor_key, 1), False
+        actor, done = jax.jit(init_actor, static_argnums=1)(actor_key, args.eval_episodes), False
         while not done:
             key, step_key = jax.random.split(key)
             actor, done, before, after = film_step(state, actor, step_key)
@@ -906,7 +906,7 @@ if __name__ == "__main__":
         try:
             for i, folder in enumerate(folders):
                 seed_state = jax.tree.map(lambda x, i=i: x[i], state)
-                frames = [Image.fromarray(x) for x in train.film(seed_state, jax.random.fold_in(keys[i], 2))]
+                frames = [Image.fromarray(x) for x in train.film(seed_state, jax.random.fold_in(keys[i], 1))]
                 film = folder / "film.gif"
                 frames[0].save(film, save_all=True, append_images=frames[1:], duration=200, loop=0)
                 picture = Summary.Image(height=args.obs_size, width=2 * args.obs_size, colorspace=3)

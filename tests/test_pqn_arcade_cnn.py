@@ -292,7 +292,7 @@ def test_every_task_has_a_name_with_and_without_its_difficulty():
 UPDATES = 40
 RUN = (
     "pqn_arcade_cnn.py --env CountRecall --memory lru --frozen --hidden-size 16 --num-envs 2 --num-steps 4 "
-    f"--num-minibatches 2 --update-epochs 1 --eval-episodes 1 --capture-video --total-timesteps {8 * UPDATES}"
+    f"--num-minibatches 2 --update-epochs 1 --eval-episodes 2 --capture-video --total-timesteps {8 * UPDATES}"
 )
 
 
@@ -329,16 +329,22 @@ def test_a_run_is_filmed_and_resumes_bit_for_bit(script, tmp_path):
         duration += film.info["duration"]
         pictures.append(np.asarray(film.convert("RGB")))
     number = int(re.search(r"^film +(\d+) pictures", done.stdout, re.M)[1])
-    assert duration == 200 * number and number <= 127
+    assert duration == 200 * number and number == results[1]["lengths"][0] + 1
     assert (whole / "film.gif").read_bytes() == (run / "film.gif").read_bytes()
     assert "eval/film" in {tag for tag, _, _ in raw_points(whole)}
     # A first picture has nothing to hide: both halves are it.
     np.testing.assert_array_equal(pictures[0][:, :128], pictures[0][:, 128:])
 
 
-def test_a_film_is_an_episode_seen_by_the_agent_beside_everything(rolled):
+def test_a_film_is_the_first_evaluated_episode_seen_by_the_agent_beside_everything(rolled):
     """With the fixture's weights the agent confirms every card: 26 steps, all of whose cards the twin shows."""
     frames = list(rolled.train.film(rolled.state, jax.random.PRNGKey(5)))
     assert len(frames) == 26 + 1 and all(x.shape == (128, 256, 3) and x.dtype == np.uint8 for x in frames)
     hidden = [int((x[:, :128] != x[:, 128:]).any(-1).sum()) for x in frames]
     assert hidden[0] == 0 and (np.diff(hidden) > 0).all(), hidden
+    _, reset, step, _ = pqn_arcade_cnn.make_env(rolled.args)
+    keys = jax.random.split(jax.random.split(jax.random.PRNGKey(5))[1], rolled.args.eval_episodes)  # as `evaluate` has
+    obs, env_state = jax.jit(reset)(keys)
+    for picture in frames[:-1]:
+        np.testing.assert_array_equal(picture[:, :128], obs[0])
+        obs, env_state = jax.jit(step)(keys, env_state, jnp.full(len(keys), 4))[:2]
