@@ -92,7 +92,7 @@ def test_a_step_is_the_environments_own(env):
     obs, state = jax.jit(reset)(keys)
     own_obs, own_state = jax.jit(jax.vmap(own.reset, in_axes=(0, None)))(keys, params)
     ends = 0
-    for t in range(140 if env != "Tetris" else 400):
+    for t in range(400 if env in ("AutoEncode", "Tetris") else 140):
         noisy = env == "NoisyCartPole" and ends  # drawn with another key after a reset
         for x, y in zip(jax.tree.leaves((obs, state)), jax.tree.leaves((own_obs, own_state)), strict=True):
             if jnp.issubdtype(x.dtype, jnp.floating):
