@@ -303,7 +303,7 @@ class Agent(nn.Module):
                 carry[i], x = self.make_unit(name=f"memory_{i}")(carry[i], x, reset)  # [T, B, H]
                 x = nn.Dense(self.hidden_size, name=f"mixer_{i}")(rows(x))  # [T · B, H]
                 x = nn.leaky_relu(nn.LayerNorm(use_scale=False, use_bias=False)(x))
-        x = nn.leaky_relu(nn.Dense(self.hidden_size, name="output")(rows(x)))
+        x = nn.Dense(self.hidden_size, name="output")(rows(x))  # no activation (FRN Table A1)
 
         def readout(name: str, y):
             for i in range(self.num_readout_blocks):

@@ -360,7 +360,7 @@ class Agent(nn.Module):
             carry[i], x = self.make_unit(name=f"memory_{i}")(carry[i], x.reshape(*reset.shape, -1), reset)  # [T, B, H]
             x = nn.Dense(self.hidden_size, name=f"mixer_{i}")(rows(x))  # [T · B, H]
             x = nn.leaky_relu(nn.LayerNorm(use_scale=False, use_bias=False)(x))
-        x = nn.leaky_relu(nn.Dense(self.hidden_size, name="output")(x))
+        x = nn.Dense(self.hidden_size, name="output")(x)  # no activation (FRN Table A1)
         for i in range(self.num_readout_blocks):
             x = nn.Dense(self.hidden_size, name=f"readout_{i}")(x)
             x = nn.leaky_relu(nn.LayerNorm(name=f"readout_norm_{i}")(x))
