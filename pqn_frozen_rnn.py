@@ -287,7 +287,7 @@ class Agent(nn.Module):
             carry, features = self.run(self.stages[: self.num_fixed], carry, x, reset)
         carry, x = self.run(self.stages[self.num_fixed :], carry, features, reset)  # [T, B, H]; reservoirs: L · H
         x = rows(x)
-        x = nn.Dense(self.hidden_size, name="output")(x)  # no activation (FRN Table A1)  # [T · B, H]
+        x = nn.Dense(self.hidden_size, name="output")(x)  # [T · B, H], no activation (FRN Table A1)
         for i in range(self.num_readout_blocks):
             x = nn.Dense(self.hidden_size, name=f"readout_{i}")(x)
             x = nn.leaky_relu(nn.LayerNorm(name=f"readout_norm_{i}")(x))
