@@ -76,6 +76,14 @@ def test_gru():
         np.testing.assert_allclose(final[b], h, rtol=1e-5, atol=1e-6)
 
 
+def test_the_update_bias_of_a_gru_is_where_its_update_gate_starts():
+    x, reset = jnp.zeros((1, B, F)), jnp.ones((1, B), bool)
+    for given, expected in [({}, 0.0), ({"update_bias": -4.0}, -4.0)]:
+        cell = GRU(N, **given)
+        params = cell.init(jax.random.key(0), carry_of(cell), x, reset)["params"]
+        assert np.all(params["b_z"] == expected) and np.all(params["b_r"] == 0) and np.all(params["b_c"] == 0)
+
+
 FLAGS = ["decay", "oscillation", "learn_decay", "learn_oscillation", "input_gate", "output_gate"]
 
 
