@@ -66,6 +66,14 @@ def count_parameters(trainable: dict, frozen: dict | None = None) -> dict[str, d
     return modules | {"all": row(trainable, frozen)}
 
 
+def parameter_table(counts: dict[str, dict[str, int]]) -> str:
+    """What `count_parameters` returns, as lines of text: a module a line."""
+    lines = [f"{'parameters':<16}{'total':>11}{'trainable':>11}{'frozen':>11}"]
+    for name, n in counts.items():
+        lines.append(f"  {name:<14}{n['total']:>11,}{n['trainable']:>11,}{n['frozen']:>11,}")
+    return "\n".join(lines)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What all units share
 # ----------------------------------------------------------------------------------------------------------------------
@@ -100,6 +108,17 @@ class Memory(nn.Module):
     def initialize_carry(self, batch_size: int):
         """The empty memory of a batch: the state before the first input of an episode."""
         raise TypeError(f"{type(self).__name__} does not define a state")
+
+    def interpretation(self, params: dict) -> dict[str, jax.Array]:
+        """What the parameters say about memory, in steps, for every dimension; empty for units that cannot tell."""
+        return {}
+
+    def describe(self, params: dict) -> dict[str, jax.Array]:
+        """Scalars for a log: minimum, median and maximum of all that `interpretation` tells."""
+        scalars = {}
+        for name, steps in self.interpretation(params).items():
+            scalars |= {f"{name}_min": steps.min(), f"{name}_median": jnp.median(steps), f"{name}_max": steps.max()}
+        return scalars
 
     def weight(self, name: str, init: Callable, *shape: int) -> jax.Array:
         """A parameter of the unit; a constant to the gradient if the unit is frozen."""
@@ -536,10 +555,12 @@ class FFM(Memory):
 
     def interpretation(self, params: dict) -> dict[str, jax.Array]:
         """How long each trace lasts and after how long each context repeats, in steps (∞: never)."""
-        alpha = params.get("alpha", initial_alpha(self.trace_size)) if self.decay else jnp.zeros(self.trace_size)
-        omega = (
-            params.get("omega", initial_omega(self.context_size)) if self.oscillation else jnp.zeros(self.context_size)
-        )
+        alpha = params.get("alpha", initial_alpha(self.trace_size))
+        omega = params.get("omega", initial_omega(self.context_size))
+        if not self.decay:
+            alpha = jnp.zeros_like(alpha)
+        if not self.oscillation:
+            omega = jnp.zeros_like(omega)
         return {"trace_durability": trace_durability(alpha), "contextual_period": contextual_period(omega)}
 
 
@@ -602,6 +623,10 @@ class LRU(Memory):
             return h[-1], product(h, C) + D * x
 
         return through_time(sequence, carry, x, reset)
+
+    def interpretation(self, params: dict) -> dict[str, jax.Array]:
+        """The steps after which a hundredth of each mode is left: |λ|^t = exp(-exp(ν) t)."""
+        return {"trace_durability": trace_durability(jnp.exp(params["nu"]))}
 
 
 def modes(cell: Memory, N: int, suffix: str = ""):
@@ -825,7 +850,7 @@ class ParalESN(Reservoir):
 
     def layer(self, i: int, h, u: jax.Array, reset: jax.Array):
         N, F, k, a = self.features, u.shape[-1], self.kernel_size, self.leak
-        decay = a * modes(self, N, f"_{i}")[0] + (1 - a) * jnp.repeat(jnp.array([1.0, 0.0]), N)
+        decay = self.leaky(modes(self, N, f"_{i}")[0])
         W_in = self.weight(f"W_in_{i}", nn.initializers.normal(self.input_scaling * (2 * F) ** -0.5), F, 2 * N)
         b = self.weight(f"b_{i}", nn.initializers.normal(self.bias_scaling), 2 * N)
         C = self.weight(f"C_{i}", nn.initializers.normal(k**-0.5), 2, k)
@@ -838,9 +863,52 @@ class ParalESN(Reservoir):
 
         return through_time(sequence, h, u, reset)
 
+    def leaky(self, decay: jax.Array) -> jax.Array:
+        """λ̄ = (1 - α) + α λ."""
+        real, imaginary = pair(self.leak * decay)
+        return packed((1 - self.leak + real, imaginary))
+
+    def interpretation(self, params: dict) -> dict[str, jax.Array]:
+        """The steps after which a hundredth of each mode is left, of all layers' modes: |λ̄|^t."""
+        radii = []
+        for i in range(self.num_layers):
+            decay = self.leaky(polar(jnp.exp(-jnp.exp(params[f"nu_{i}"])), jnp.exp(params[f"theta_{i}"])))
+            radii.append(jnp.hypot(*pair(decay)))
+        return {"trace_durability": trace_durability(jnp.log(jnp.concatenate(radii)))}
+
 
 def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """y_n = sum over j of kernel_j x_{n + k // 2 - j} along the last axis, with zeros beyond its ends."""
     k, N = len(kernel), x.shape[-1]
     padded = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((k - 1 - k // 2, k // 2),))
     return sum(kernel[j] * padded[..., k - 1 - j : k - 1 - j + N] for j in range(k))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Units by the names that the scripts' --memory has for them
+# ----------------------------------------------------------------------------------------------------------------------
+
+UNITS = {
+    "ffm": FFM,
+    "gru": GRU,
+    "lru": LRU,
+    "deepesn": DeepESN,
+    "src": SRC,
+    "paralesn": ParalESN,
+    "mlp": Memoryless,
+}
+RESERVOIRS = ("deepesn", "src", "paralesn")
+"""Those that are layers upon each other by themselves, with no trained layer between: see `Reservoir`."""
+
+
+def describe_units(make_unit: Callable[[], Memory], params: dict) -> dict[str, jax.Array]:
+    """{"memory_0/trace_durability_max": …, …}: what each module whose name starts with "memory" says of its memory.
+
+    `make_unit()` is the unit that these modules are; `params` are those of the whole network.
+    """
+    scalars = {}
+    for module in sorted(params):
+        if module.startswith("memory"):
+            told = make_unit().describe(params[module])
+            scalars |= {f"{module}/{key}": value for key, value in told.items()}
+    return scalars

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 import memory
-from memory import FFM, GRU, LRU, SRC, DeepESN, Memoryless, ParalESN, count_parameters, merge, partition
+from memory import (
+    FFM,
+    GRU,
+    LRU,
+    SRC,
+    DeepESN,
+    Memoryless,
+    ParalESN,
+    count_parameters,
+    merge,
+    parameter_table,
+    partition,
+)
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -335,6 +347,24 @@ def test_the_lru_needs_an_input_as_wide_as_its_output():
         cell.init(jax.random.key(0), cell.initialize_carry(B), normal(0, T, B, F), resets())
 
 
+def test_units_are_described_by_the_modules_that_hold_them():
+    assert set(memory.UNITS) == {"ffm", "gru", "lru", "deepesn", "src", "paralesn", "mlp"}
+    for name, unit in memory.UNITS.items():
+        assert (name in memory.RESERVOIRS) == issubclass(unit, memory.Reservoir)
+    parameters = variables("lru")["params"]
+    network = {
+        "input": {"W": jnp.ones(3)},
+        "memory_0": parameters,
+        "memory_1": parameters,
+        "output": {"nu": jnp.ones(3)},
+    }
+    described = memory.describe_units(lambda: UNITS["lru"], network)
+    expected = UNITS["lru"].describe(parameters)
+    assert described == {f"memory_{i}/{key}": value for i in range(2) for key, value in expected.items()} != {}
+    for unit in ("gru", "deepesn", "src"):
+        assert memory.describe_units(lambda unit=unit: UNITS[unit], {"memory_0": variables(unit)["params"]}) == {}
+
+
 def test_partition_and_merge_are_inverse_and_count():
     params = {"a": {"W": jnp.ones((2, 3)), "inner": {"b": jnp.ones(4)}}, "b": {"W": jnp.ones(5)}, "c": jnp.ones(())}
     trainable, frozen = partition(params, lambda path: path[0] == "a" and path[-1] == "b" or path[0] == "b")
@@ -347,6 +377,11 @@ def test_partition_and_merge_are_inverse_and_count():
         "c": {"total": 1, "trainable": 1, "frozen": 0},
         "all": {"total": 16, "trainable": 7, "frozen": 9},
     }
+    assert parameter_table(count_parameters(trainable, frozen)).splitlines()[2:] == [
+        "  b                       5          0          5",
+        "  c                       1          1          0",
+        "  all                    16          7          9",
+    ]
     for nothing in [lambda path: False, lambda path: True]:
         parts = partition(params, nothing)
         assert {} in parts and jax.tree.structure(merge(*parts)) == jax.tree.structure(params)

@@ -136,8 +136,33 @@ def test_ffm_interpretation():
     np.testing.assert_allclose(np.cos(params["omega"] * period), 1, rtol=1e-5)  # back where it started
     np.testing.assert_allclose([durability.min(), durability.max()], [1, 1024], rtol=1e-5)
     np.testing.assert_allclose([period.min(), period.max()], [1, 1024], rtol=1e-5)
+    described = cell.describe(params)
+    assert set(described) == {f"{name}_{s}" for name in told for s in ("min", "median", "max")}
+    np.testing.assert_allclose(described["trace_durability_median"], np.median(durability), rtol=1e-6)
     assert np.all(np.isinf(FFM(N, decay=False).interpretation({})["trace_durability"]))
     assert np.all(np.isinf(FFM(N, oscillation=False).interpretation({})["contextual_period"]))
+
+
+@pytest.mark.parametrize("cell", [LRU(N), ParalESN(N), ParalESN(N, leak=0.5)], ids=["lru", "paralesn", "leaky"])
+def test_the_durability_of_a_mode_is_the_time_until_a_hundredth_of_it_is_left(cell):
+    """The unit itself says so: what is left of a state after t steps without an input, mode by mode."""
+    steps = 10
+    x, reset, carry = jnp.zeros((steps, B, N)), jnp.zeros((steps, B), bool), carry_of(cell)
+    params = cell.init(jax.random.key(0), carry, x, reset)["params"]
+    silent = {name: 0 * leaf if name.startswith("b_") else leaf for name, leaf in params.items()}
+    start = jax.tree.map(jnp.ones_like, carry)
+    silent |= {name: 0 * leaf for name, leaf in params.items() if name.startswith("W_in")}
+    end, _ = cell.apply({"params": silent}, start, x, reset)
+    left = [np.abs(as_complex(after)[0]) / np.sqrt(2) for after in jax.tree.leaves(end)]  # |1 + i| at the start
+    expected = np.log(0.01) / np.log(np.concatenate(left)) * steps
+    durability = cell.interpretation(params)["trace_durability"]
+    np.testing.assert_allclose(durability, expected, rtol=5e-3)  # float32 near a radius of 0.9999
+    described = cell.describe(params)
+    assert set(described) == {"trace_durability_min", "trace_durability_median", "trace_durability_max"}
+    spread = [expected.min(), np.median(expected), expected.max()]
+    np.testing.assert_allclose(
+        [described[f"trace_durability_{s}"] for s in ("min", "median", "max")], spread, rtol=5e-3
+    )
 
 
 def test_lru():
