@@ -121,8 +121,8 @@ class Memory(nn.Module):
         return scalars
 
     def weight(self, name: str, init: Callable, *shape: int) -> jax.Array:
-        """A parameter of the unit; a constant to the gradient if the unit is frozen."""
-        value = self.param(name, init, shape)
+        """A parameter of the unit, from init(key, shape, dtype); a constant to the gradient if the unit is frozen."""
+        value = self.param(name, init, shape, jnp.float32)
         return jax.lax.stop_gradient(value) if self.freeze else value
 
     def check(self, carry, x: jax.Array, reset: jax.Array) -> None:
@@ -238,7 +238,7 @@ class GRU(Memory):
     Tallec and Ollivier, 2018)."""
 
     def initialize_carry(self, batch_size: int):
-        return jnp.zeros((batch_size, self.features))
+        return jnp.zeros((batch_size, self.features), jnp.float32)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
@@ -316,7 +316,7 @@ def random_orthogonal(key, shape: tuple[int, int], dtype=jnp.float32) -> jax.Arr
     """
     N, _ = shape
     v = jnp.triu(jax.random.normal(key, shape, dtype))  # row i: a random direction of the last N - i coordinates
-    sign = jnp.where(v.diagonal() < 0, -1.0, 1.0)
+    sign = jnp.where(v.diagonal() < 0, -1.0, 1.0).astype(dtype)
     v = v + jnp.diag(sign * jnp.linalg.norm(v, axis=1))  # the mirror that takes it to ∓ the first of them
     v = v / jnp.linalg.norm(v, axis=1, keepdims=True)
     matrix, _ = jax.lax.scan(lambda Q, v: (Q - 2 * jnp.outer(v, v @ Q), None), jnp.diag(-sign), v, reverse=True)
@@ -516,7 +516,8 @@ class FFM(Memory):
     """How the recurrence is computed: see `linear_recurrence`."""
 
     def initialize_carry(self, batch_size: int):
-        return jnp.zeros((batch_size, 2 * self.context_size * self.trace_size))  # (Re S ‖ Im S), context by context
+        size = 2 * self.context_size * self.trace_size  # (Re S ‖ Im S), context by context
+        return jnp.zeros((batch_size, size), jnp.float32)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
@@ -525,11 +526,11 @@ class FFM(Memory):
 
         alpha, omega = initial_alpha(m), initial_omega(c)
         if self.decay and self.learn_decay:
-            alpha = self.weight("alpha", lambda key, shape: initial_alpha(m), m)
+            alpha = self.weight("alpha", lambda *_: initial_alpha(m), m)
         if self.oscillation and self.learn_oscillation:
-            omega = self.weight("omega", lambda key, shape: initial_omega(c), c)
-        radius = jnp.exp(-jnp.abs(alpha)) if self.decay else jnp.ones(m)
-        angle = -omega if self.oscillation else jnp.zeros(c)
+            omega = self.weight("omega", lambda *_: initial_omega(c), c)
+        radius = jnp.exp(-jnp.abs(alpha)) if self.decay else jnp.ones_like(alpha)
+        angle = -omega if self.oscillation else jnp.zeros_like(omega)
         gamma = polar(jnp.tile(radius, c), jnp.repeat(angle, m))  # [2 c m]
 
         l1, l3, l5 = (
@@ -570,11 +571,11 @@ def gated_output(z: jax.Array, gate: jax.Array, residual: jax.Array) -> jax.Arra
 
 
 def initial_alpha(trace_size: int, longest: float = 1024.0):
-    return -math.log(0.01) / jnp.geomspace(1.0, longest, trace_size)
+    return -math.log(0.01) / jnp.geomspace(1.0, longest, trace_size, dtype=jnp.float32)
 
 
 def initial_omega(context_size: int, longest: float = 1024.0):
-    return 2 * math.pi / jnp.geomspace(1.0, longest, context_size)
+    return 2 * math.pi / jnp.geomspace(1.0, longest, context_size, dtype=jnp.float32)
 
 
 def normalize(z: jax.Array, epsilon: float = 1e-6) -> jax.Array:
@@ -604,7 +605,7 @@ class LRU(Memory):
     """How the recurrence is computed: see `linear_recurrence`."""
 
     def initialize_carry(self, batch_size: int):
-        return jnp.zeros((batch_size, 2 * self.features))  # (Re h ‖ Im h)
+        return jnp.zeros((batch_size, 2 * self.features), jnp.float32)  # (Re h ‖ Im h)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
@@ -612,7 +613,7 @@ class LRU(Memory):
         N, F = self.features, x.shape[-1]
         require(F == N, f"LRU: y = Re(C h) + D ⊙ x needs an input as wide as the output: features = {N}, x has {F}")
         decay, nu = modes(self, N)
-        gamma = self.weight("gamma", lambda key, shape: 0.5 * jnp.log1p(-jnp.exp(-2 * jnp.exp(nu))), N)
+        gamma = self.weight("gamma", lambda *_: 0.5 * jnp.log1p(-jnp.exp(-2 * jnp.exp(nu))), N)
         B = self.weight("B", nn.initializers.normal((2 * F) ** -0.5), F, 2 * N)
         C = self.weight("C", nn.initializers.normal(N**-0.5), 2 * N, N)
         D = self.weight("D", nn.initializers.normal(1.0), N)
@@ -631,12 +632,14 @@ class LRU(Memory):
 
 def modes(cell: Memory, N: int, suffix: str = ""):
     """N random modes as parameters of a cell with r_min, r_max, max_phase: λ [2 N], and ν [N]."""
-    nu = cell.weight(
-        f"nu{suffix}", lambda key, shape: draw_nu(jax.random.uniform(key, shape), cell.r_min, cell.r_max), N
-    )
-    theta = cell.weight(
-        f"theta{suffix}", lambda key, shape: draw_theta(jax.random.uniform(key, shape), cell.max_phase), N
-    )
+
+    def init_nu(key, shape, dtype):
+        return draw_nu(jax.random.uniform(key, shape, dtype), cell.r_min, cell.r_max)
+
+    def init_theta(key, shape, dtype):
+        return draw_theta(jax.random.uniform(key, shape, dtype), cell.max_phase)
+
+    nu, theta = cell.weight(f"nu{suffix}", init_nu, N), cell.weight(f"theta{suffix}", init_theta, N)
     return polar(jnp.exp(-jnp.exp(nu)), jnp.exp(theta)), nu
 
 
@@ -671,7 +674,7 @@ class Reservoir(Memory):
         return tuple(self.initialize_layer(batch_size) for _ in range(self.num_layers))
 
     def initialize_layer(self, batch_size: int):
-        return jnp.zeros((batch_size, self.features))
+        return jnp.zeros((batch_size, self.features), jnp.float32)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
@@ -792,7 +795,7 @@ class SRC(Reservoir):
     def layer(self, i: int, h: jax.Array, u: jax.Array, reset: jax.Array):
         N, d = self.features, u.shape[-1]
         m = 1 << (N + d - 1).bit_length()
-        signs = self.weight(f"signs_{i}", lambda key, shape: jax.random.rademacher(key, shape, jnp.float32), 3, m)
+        signs = self.weight(f"signs_{i}", random_signs, 3, m)
         gain = self.projection_scaling * m**0.5
         driven = jnp.pad(self.input_scaling * d**-0.5 * u, ((0, 0), (0, 0), (N, m - N - d)))  # [T, B, m]
 
@@ -806,6 +809,11 @@ class SRC(Reservoir):
             return h, h
 
         return jax.lax.scan(step, h, (driven, reset))
+
+
+def random_signs(key, shape, dtype) -> jax.Array:
+    """1 or -1, with the same chance; jax.random.rademacher draws others where JAX_ENABLE_X64 is set."""
+    return jnp.where(jax.random.bernoulli(key, dtype(0.5), shape), 1.0, -1.0).astype(dtype)
 
 
 def hadamard_transform(x: jax.Array) -> jax.Array:
@@ -846,7 +854,7 @@ class ParalESN(Reservoir):
     """How the recurrence is computed: see `linear_recurrence`."""
 
     def initialize_layer(self, batch_size: int):
-        return jnp.zeros((batch_size, 2 * self.features))  # (Re h ‖ Im h)
+        return jnp.zeros((batch_size, 2 * self.features), jnp.float32)  # (Re h ‖ Im h)
 
     def layer(self, i: int, h, u: jax.Array, reset: jax.Array):
         N, F, k, a = self.features, u.shape[-1], self.kernel_size, self.leak

@@ -1,5 +1,8 @@
 """The contract of memory.py, for every unit: one function for acting and training, resets, freezing, gradients."""
 
+import os
+import subprocess
+import sys
 from functools import cache
 
 import jax
@@ -345,6 +348,60 @@ def test_the_lru_needs_an_input_as_wide_as_its_output():
     cell = LRU(F + 1)
     with pytest.raises(ValueError, match="LRU: .* features = 5, x has 4"):
         cell.init(jax.random.key(0), cell.initialize_carry(B), normal(0, T, B, F), resets())
+
+
+X64 = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import memory
+
+memory.PIECE = 4  # so that two sequences of six steps are handled in pieces of two
+T, B, F = 6, 2, 8
+x = np.random.default_rng(0).normal(size=(T, B, F)).astype(np.float32)
+reset = np.arange(T)[:, None].repeat(B, 1) == 3
+cells = [unit(F) for unit in memory.UNITS.values()]
+cells += [unit(F, form="associative") for unit in (memory.FFM, memory.LRU)]
+
+
+def everything(x):
+    results = []
+    for cell in cells:
+        carry = cell.initialize_carry(B)
+        variables = cell.init(jax.random.key(0), carry, x, reset)
+
+        def loss(variables, x):
+            carry_after, y = cell.apply(variables, carry, x, reset)
+            return jnp.square(y).sum(), (carry_after, y)
+
+        gradient, (carry_after, y) = jax.grad(loss, argnums=(0, 1), has_aux=True)(variables, x)
+        told = cell.describe(variables.get("params", {}))
+        results.append([variables, carry, carry_after, y, gradient, told])
+    return results
+
+
+wide = jax.jit(everything)(x)
+with jax.enable_x64(False):
+    narrow = jax.jit(everything)(x)
+assert jnp.zeros(()).dtype == jnp.float64  # or this process shows nothing
+compared = 0
+for cell, a, b in zip(cells, wide, narrow, strict=True):
+    for (path, p), q in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        assert p.dtype == q.dtype == jnp.float32 and np.array_equal(p, q), (cell, jax.tree_util.keystr(path))
+        compared += 1
+print(compared)
+"""
+
+
+def test_with_64_bits_switched_on_every_unit_gives_the_same_bits():
+    environment = os.environ | {"JAX_ENABLE_X64": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    command = [sys.executable, "-c", X64]
+    process = subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=os.path.dirname(memory.__file__)
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert int(process.stdout) > 100
 
 
 def test_units_are_described_by_the_modules_that_hold_them():
