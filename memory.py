@@ -471,6 +471,11 @@ def sum_of_copies(g: jax.Array, width: int) -> jax.Array:
     return real.reshape(*real.shape[:-1], -1, width).sum(-2)
 
 
+R_MIN, R_MAX = 0.9, 0.999
+"""The default ring of an LRU's and a ParalESN's modes: half-lives from 7 to 700 steps. For slow modes, give the trained
+and the frozen agent 0.99 and 0.9999 (69 to 7,000 steps); `recall_curves.py` shows what a frozen unit gains by them."""
+
+
 def trace_durability(alpha, beta: float = 0.01):
     """FFM's t_α = -log(β) / |α|: the steps after which the fraction β of a trace is left."""
     return -math.log(beta) / jnp.abs(alpha)
@@ -596,10 +601,8 @@ class LRU(Memory):
     by side, C holds Re C above -Im C: each is applied in one real product.
     """
 
-    r_min: float = 0.9
-    r_max: float = 0.999
-    """The default spreads half-lives from 7 to 700 steps, and training can move them. A frozen unit cannot: 0.99 and
-    0.9999 (69 to 7,000 steps) hold on to more of the past (`recall_curves.py`)."""
+    r_min: float = R_MIN
+    r_max: float = R_MAX
     max_phase: float = 2 * math.pi
     form: str = "auto"
     """How the recurrence is computed: see `linear_recurrence`."""
@@ -839,8 +842,8 @@ class ParalESN(Reservoir):
     Only the real part of c would be seen: c is real.
     """
 
-    r_min: float = 0.99
-    r_max: float = 0.9999
+    r_min: float = R_MIN
+    r_max: float = R_MAX
     max_phase: float = 2 * math.pi
     leak: float = 1.0
     """α: a smaller one moves every mode towards 1, which remembers longer and turns more slowly."""

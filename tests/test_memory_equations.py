@@ -285,6 +285,16 @@ def test_no_draw_of_the_modes_is_infinite_or_without_gradient(ring, max_phase):
     assert np.all(phase > 0) and np.all(phase <= max_phase * (1 + 1e-6))
 
 
+@pytest.mark.parametrize("unit", [LRU, ParalESN])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_the_modes_start_in_the_same_ring_whatever_the_unit_and_whether_frozen(unit, freeze):
+    cell = unit(128, freeze=freeze)
+    x, reset, carry = jnp.zeros((1, B, 128)), jnp.zeros((1, B), bool), carry_of(cell)
+    params = jax.jit(cell.init)(jax.random.key(0), carry, x, reset)["params"]
+    radius = np.concatenate([np.exp(-np.exp(nu)) for name, nu in params.items() if name.startswith("nu")])
+    assert 0.9 <= radius.min() < 0.905 and 0.998 < radius.max() <= 0.999
+
+
 def test_random_orthogonal_matrices_are_uniform_over_the_orthogonal_group():
     """Moments of Haar's measure in three dimensions: E tr² = 1, E tr⁴ = 3, E q² = 1/3, E q⁴ = 1/5, E det = 0."""
     Q = jax.vmap(lambda key: random_orthogonal(key, (3, 3)))(jax.random.split(jax.random.key(0), 100_000))
@@ -428,7 +438,8 @@ def test_every_unit_stays_correct_in_float32_over_100_000_steps(unit):
     with jax.enable_x64(True):
         exact_init = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), init)
         x = x.astype(np.float32).astype(np.float64)
-        _, exact = jax.jit(cell.apply)(exact_init, cell.initialize_carry(1), x, reset)
+        carry = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cell.initialize_carry(1))
+        _, exact = jax.jit(cell.apply)(exact_init, carry, x, reset)
         assert exact.dtype == jnp.float64
     error = np.linalg.norm(np.asarray(y) - np.asarray(exact), axis=-1) / np.linalg.norm(np.asarray(exact), axis=-1)
     assert np.quantile(error, 0.999) < 1e-3 and error.max() < 1e-1
