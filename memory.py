@@ -21,9 +21,11 @@ The two papers, called FFM and FRN below:
     FRN  Wang, He, Jin (2026). Does Learning Recurrent Networks Matter in Partially Observable RL?
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral, Real
 
 import flax.linen as nn
 import jax
@@ -92,18 +94,26 @@ class Memory(nn.Module):
     """Keep the initial parameters: stop their gradients, and only theirs (FRN, Algorithm 1)."""
 
     def __post_init__(self):
+        """Raises a ValueError that names the first wrong setting, its value, and what would be right."""
         super().__post_init__()
-        name = type(self).__name__
-        for size in ("features", "trace_size", "context_size", "num_layers", "kernel_size", "spectral_radius"):
-            value = getattr(self, size, 1)
-            require(value > 0, f"{name}: {size} must be positive, not {value}")
-        leak, form = getattr(self, "leak", 1.0), getattr(self, "form", "auto")
-        require(0 < leak <= 1, f"{name}: leak must be in (0, 1], not {leak}")
-        require(form in FORMS, f"{name}: form must be one of {', '.join(FORMS)}, not {form!r}")
-        if hasattr(self, "r_min"):
-            r_min, r_max, max_phase = self.r_min, self.r_max, self.max_phase
-            require(0 <= r_min < r_max <= 1, f"{name}: 0 <= r_min < r_max <= 1 does not hold for {r_min} and {r_max}")
-            require(0 < max_phase <= 2 * math.pi, f"{name}: max_phase must be in (0, 2π], not {max_phase}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool:
+                self.require(isinstance(value, bool), field.name, "must be True or False")
+            if field.type is int:
+                self.require(isinstance(value, Integral) and value > 0, field.name, "must be a positive integer")
+            if field.type is float:
+                self.require(isinstance(value, Real) and math.isfinite(value), field.name, "must be a finite number")
+            if field.name.endswith("_scaling"):
+                self.require(value >= 0, field.name, "must not be negative")
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """What a unit's settings must be beyond their types."""
+
+    def require(self, holds: bool, setting: str, right: str) -> None:
+        if not holds:
+            raise ValueError(f"{type(self).__name__}: {setting} {right}, not {getattr(self, setting)!r}")
 
     def initialize_carry(self, batch_size: int):
         """The empty memory of a batch: the state before the first input of an episode."""
@@ -145,9 +155,8 @@ class Memory(nn.Module):
             )
 
 
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+def check_form(cell: Memory) -> None:
+    cell.require(cell.form in FORMS, "form", f"must be one of {', '.join(FORMS)}")
 
 
 def where_reset(reset: jax.Array, fresh, state):
@@ -520,6 +529,9 @@ class FFM(Memory):
     form: str = "auto"
     """How the recurrence is computed: see `linear_recurrence`."""
 
+    def check_settings(self):
+        check_form(self)
+
     def initialize_carry(self, batch_size: int):
         size = 2 * self.context_size * self.trace_size  # (Re S ‖ Im S), context by context
         return jnp.zeros((batch_size, size), jnp.float32)
@@ -607,6 +619,10 @@ class LRU(Memory):
     form: str = "auto"
     """How the recurrence is computed: see `linear_recurrence`."""
 
+    def check_settings(self):
+        check_form(self)
+        check_ring(self)
+
     def initialize_carry(self, batch_size: int):
         return jnp.zeros((batch_size, 2 * self.features), jnp.float32)  # (Re h ‖ Im h)
 
@@ -614,7 +630,10 @@ class LRU(Memory):
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
         self.check(carry, x, reset)
         N, F = self.features, x.shape[-1]
-        require(F == N, f"LRU: y = Re(C h) + D ⊙ x needs an input as wide as the output: features = {N}, x has {F}")
+        if F != N:
+            raise ValueError(
+                f"LRU: y = Re(C h) + D ⊙ x needs an input as wide as the output: features = {N}, x has {F}"
+            )
         decay, nu = modes(self, N)
         gamma = self.weight("gamma", lambda *_: 0.5 * jnp.log1p(-jnp.exp(-2 * jnp.exp(nu))), N)
         B = self.weight("B", nn.initializers.normal((2 * F) ** -0.5), F, 2 * N)
@@ -631,6 +650,12 @@ class LRU(Memory):
     def interpretation(self, params: dict) -> dict[str, jax.Array]:
         """The steps after which a hundredth of each mode is left: |λ|^t = exp(-exp(ν) t)."""
         return {"trace_durability": trace_durability(jnp.exp(params["nu"]))}
+
+
+def check_ring(cell: Memory) -> None:
+    cell.require(0 <= cell.r_min < cell.r_max, "r_min", f"must be at least 0 and below r_max, {cell.r_max}")
+    cell.require(cell.r_max <= 1, "r_max", "must be at most 1")
+    cell.require(0 < cell.max_phase <= 2 * math.pi, "max_phase", "must be above 0 and at most 2π")
 
 
 def modes(cell: Memory, N: int, suffix: str = ""):
@@ -690,6 +715,10 @@ class Reservoir(Memory):
         return tuple(states), jnp.concatenate(outputs, axis=-1)
 
 
+def check_leak(cell: Reservoir) -> None:
+    cell.require(0 < cell.leak <= 1, "leak", "must be above 0 and at most 1")
+
+
 class DeepESN(Reservoir):
     """Deep echo state network (FRN, Eq. A1 and A2; Gallicchio et al., 2017). A layer, driven by u_t = x_t or h_t below:
 
@@ -707,6 +736,10 @@ class DeepESN(Reservoir):
     """Standard deviation of W_in u for inputs u of unit variance. Small: a saturated tanh forgets."""
     bias_scaling: float = 0.01
     """Standard deviation of b."""
+
+    def check_settings(self):
+        check_leak(self)
+        self.require(self.spectral_radius > 0, "spectral_radius", "must be above 0")
 
     def layer(self, i: int, h: jax.Array, u: jax.Array, reset: jax.Array):
         N, F = self.features, u.shape[-1]
@@ -855,6 +888,12 @@ class ParalESN(Reservoir):
     """Width of C: how many neighbouring coordinates are mixed."""
     form: str = "auto"
     """How the recurrence is computed: see `linear_recurrence`."""
+
+    def check_settings(self):
+        check_form(self)
+        check_ring(self)
+        check_leak(self)
+        self.require(self.kernel_size <= self.features, "kernel_size", f"must be at most features, {self.features}")
 
     def initialize_layer(self, batch_size: int):
         return jnp.zeros((batch_size, 2 * self.features), jnp.float32)  # (Re h ‖ Im h)

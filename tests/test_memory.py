@@ -324,24 +324,49 @@ def test_wrong_arguments_are_named():
 @pytest.mark.parametrize(
     ("cell", "fields", "message"),
     [
-        (GRU, {"features": 0}, "GRU: features must be positive, not 0"),
-        (GRU, {"features": -3}, "GRU: features"),
-        (FFM, {"trace_size": 0}, "FFM: trace_size must be positive, not 0"),
-        (FFM, {"context_size": -1}, "FFM: context_size"),
+        (GRU, {"features": 0}, "GRU: features must be a positive integer, not 0"),
+        (GRU, {"features": 4.0}, "GRU: features must be a positive integer, not 4.0"),
+        (GRU, {"features": "4"}, "GRU: features must be a positive integer, not '4'"),
+        (GRU, {"freeze": 1}, "GRU: freeze must be True or False, not 1"),
+        (GRU, {"update_bias": np.nan}, "GRU: update_bias must be a finite number, not nan"),
+        (GRU, {"update_bias": "-2"}, "GRU: update_bias must be a finite number, not '-2'"),
+        (FFM, {"trace_size": 0}, "FFM: trace_size must be a positive integer, not 0"),
+        (FFM, {"context_size": -1}, "FFM: context_size must be a positive integer, not -1"),
+        (FFM, {"input_gate": None}, "FFM: input_gate must be True or False, not None"),
         (FFM, {"form": "fast"}, "FFM: form must be one of auto, sequential, associative, not 'fast'"),
-        (LRU, {"r_min": 1.0, "r_max": 0.9}, "LRU: .* r_min < r_max"),
-        (LRU, {"r_max": 1.1}, "LRU: .* r_max"),
-        (LRU, {"max_phase": 0.0}, "LRU: max_phase"),
-        (DeepESN, {"num_layers": 0}, "DeepESN: num_layers"),
-        (DeepESN, {"leak": 0.0}, "DeepESN: leak"),
-        (DeepESN, {"spectral_radius": -1.0}, "DeepESN: spectral_radius"),
-        (ParalESN, {"leak": 1.5}, "ParalESN: leak"),
-        (ParalESN, {"kernel_size": 0}, "ParalESN: kernel_size"),
+        (LRU, {"r_min": 1.0, "r_max": 0.9}, "LRU: r_min must be at least 0 and below r_max, 0.9, not 1.0"),
+        (LRU, {"r_min": -0.1}, "LRU: r_min must be at least 0 and below r_max, 0.999, not -0.1"),
+        (LRU, {"r_max": 1.1}, "LRU: r_max must be at most 1, not 1.1"),
+        (LRU, {"r_max": np.nan}, "LRU: r_max must be a finite number, not nan"),
+        (LRU, {"max_phase": 0.0}, "LRU: max_phase must be above 0 and at most 2π, not 0.0"),
+        (LRU, {"max_phase": 6.3}, "LRU: max_phase must be above 0 and at most 2π, not 6.3"),
+        (LRU, {"form": ""}, "LRU: form must be one of auto, sequential, associative, not ''"),
+        (DeepESN, {"num_layers": 0}, "DeepESN: num_layers must be a positive integer, not 0"),
+        (DeepESN, {"leak": 0.0}, "DeepESN: leak must be above 0 and at most 1, not 0.0"),
+        (DeepESN, {"spectral_radius": 0.0}, "DeepESN: spectral_radius must be above 0, not 0.0"),
+        (DeepESN, {"spectral_radius": np.inf}, "DeepESN: spectral_radius must be a finite number, not inf"),
+        (DeepESN, {"input_scaling": -0.1}, "DeepESN: input_scaling must not be negative, not -0.1"),
+        (DeepESN, {"bias_scaling": -1}, "DeepESN: bias_scaling must not be negative, not -1"),
+        (SRC, {"recurrent_scaling": -1.0}, "SRC: recurrent_scaling must not be negative, not -1.0"),
+        (SRC, {"projection_scaling": np.nan}, "SRC: projection_scaling must be a finite number, not nan"),
+        (ParalESN, {"leak": 1.5}, "ParalESN: leak must be above 0 and at most 1, not 1.5"),
+        (ParalESN, {"kernel_size": 0}, "ParalESN: kernel_size must be a positive integer, not 0"),
+        (ParalESN, {"kernel_size": F + 1}, "ParalESN: kernel_size must be at most features, 4, not 5"),
+        (ParalESN, {"r_max": 2.0}, "ParalESN: r_max must be at most 1, not 2.0"),
+        (ParalESN, {"form": None}, "ParalESN: form must be one of auto, sequential, associative, not None"),
     ],
 )
-def test_wrong_sizes_are_named(cell, fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_settings_are_named(cell, fields, message):
+    with pytest.raises(ValueError) as error:
         cell(**({"features": F} | fields))
+    assert str(error.value) == message
+
+
+def test_settings_at_the_edge_of_what_is_right_are_taken():
+    LRU(1, r_min=0, r_max=1, max_phase=2 * np.pi)
+    LRU(np.int64(4), r_min=np.float32(0.5))
+    DeepESN(4, leak=1, input_scaling=0, bias_scaling=0.0)
+    ParalESN(3, kernel_size=3)
 
 
 def test_the_lru_needs_an_input_as_wide_as_its_output():
