@@ -21,9 +21,11 @@ The two papers, called FFM and FRN below:
     FRN  Wang, He, Jin (2026). Does Learning Recurrent Networks Matter in Partially Observable RL?
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral, Real
 
 import flax.linen as nn
 import jax
@@ -66,6 +68,14 @@ def count_parameters(trainable: dict, frozen: dict | None = None) -> dict[str, d
     return modules | {"all": row(trainable, frozen)}
 
 
+def parameter_table(counts: dict[str, dict[str, int]]) -> str:
+    """What `count_parameters` returns, as lines of text: a module a line."""
+    lines = [f"{'parameters':<16}{'total':>11}{'trainable':>11}{'frozen':>11}"]
+    for name, n in counts.items():
+        lines.append(f"  {name:<14}{n['total']:>11,}{n['trainable']:>11,}{n['frozen']:>11,}")
+    return "\n".join(lines)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # What all units share
 # ----------------------------------------------------------------------------------------------------------------------
@@ -84,26 +94,45 @@ class Memory(nn.Module):
     """Keep the initial parameters: stop their gradients, and only theirs (FRN, Algorithm 1)."""
 
     def __post_init__(self):
+        """Raises a ValueError that names the first wrong setting, its value, and what would be right."""
         super().__post_init__()
-        name = type(self).__name__
-        for size in ("features", "trace_size", "context_size", "num_layers", "kernel_size", "spectral_radius"):
-            value = getattr(self, size, 1)
-            require(value > 0, f"{name}: {size} must be positive, not {value}")
-        leak, form = getattr(self, "leak", 1.0), getattr(self, "form", "auto")
-        require(0 < leak <= 1, f"{name}: leak must be in (0, 1], not {leak}")
-        require(form in FORMS, f"{name}: form must be one of {', '.join(FORMS)}, not {form!r}")
-        if hasattr(self, "r_min"):
-            r_min, r_max, max_phase = self.r_min, self.r_max, self.max_phase
-            require(0 <= r_min < r_max <= 1, f"{name}: 0 <= r_min < r_max <= 1 does not hold for {r_min} and {r_max}")
-            require(0 < max_phase <= 2 * math.pi, f"{name}: max_phase must be in (0, 2π], not {max_phase}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool:
+                self.require(isinstance(value, bool), field.name, "must be True or False")
+            if field.type is int:
+                self.require(isinstance(value, Integral) and value > 0, field.name, "must be a positive integer")
+            if field.type is float:
+                self.require(isinstance(value, Real) and math.isfinite(value), field.name, "must be a finite number")
+            if field.name.endswith("_scaling"):
+                self.require(value >= 0, field.name, "must not be negative")
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """What a unit's settings must be beyond their types."""
+
+    def require(self, holds: bool, setting: str, right: str) -> None:
+        if not holds:
+            raise ValueError(f"{type(self).__name__}: {setting} {right}, not {getattr(self, setting)!r}")
 
     def initialize_carry(self, batch_size: int):
         """The empty memory of a batch: the state before the first input of an episode."""
         raise TypeError(f"{type(self).__name__} does not define a state")
 
+    def interpretation(self, params: dict) -> dict[str, jax.Array]:
+        """What the parameters say about memory, in steps, for every dimension; empty for units that cannot tell."""
+        return {}
+
+    def describe(self, params: dict) -> dict[str, jax.Array]:
+        """Scalars for a log: minimum, median and maximum of all that `interpretation` tells."""
+        scalars = {}
+        for name, steps in self.interpretation(params).items():
+            scalars |= {f"{name}_min": steps.min(), f"{name}_median": jnp.median(steps), f"{name}_max": steps.max()}
+        return scalars
+
     def weight(self, name: str, init: Callable, *shape: int) -> jax.Array:
-        """A parameter of the unit; a constant to the gradient if the unit is frozen."""
-        value = self.param(name, init, shape)
+        """A parameter of the unit, from init(key, shape, dtype); a constant to the gradient if the unit is frozen."""
+        value = self.param(name, init, shape, jnp.float32)
         return jax.lax.stop_gradient(value) if self.freeze else value
 
     def check(self, carry, x: jax.Array, reset: jax.Array) -> None:
@@ -126,9 +155,8 @@ class Memory(nn.Module):
             )
 
 
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+def check_form(cell: Memory) -> None:
+    cell.require(cell.form in FORMS, "form", f"must be one of {', '.join(FORMS)}")
 
 
 def where_reset(reset: jax.Array, fresh, state):
@@ -213,18 +241,22 @@ class GRU(Memory):
     the variance of their inputs (LeCun), the U are orthogonal: they neither shrink nor stretch a state.
     """
 
+    update_bias: float = 0.0
+    """The initial value of b_z; those of b_r and b_c are 0. At 0, as published, z is near 0.5: the state is halved at
+    every step. A negative one makes it last about 1 / σ(update_bias) steps: 8 at -2, 56 at -4 (chrono initialisation,
+    Tallec and Ollivier, 2018)."""
+
     def initialize_carry(self, batch_size: int):
-        return jnp.zeros((batch_size, self.features))
+        return jnp.zeros((batch_size, self.features), jnp.float32)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
         self.check(carry, x, reset)
         F, N = x.shape[-1], self.features
-        lecun, zeros = nn.initializers.lecun_normal(), nn.initializers.zeros
-        W, U, b = [
-            [self.weight(f"{name}_{gate}", init, *shape) for gate in "zrc"]
-            for name, init, *shape in [("W", lecun, F, N), ("U", random_orthogonal, N, N), ("b", zeros, N)]
-        ]
+        W = [self.weight(f"W_{gate}", nn.initializers.lecun_normal(), F, N) for gate in "zrc"]
+        U = [self.weight(f"U_{gate}", random_orthogonal, N, N) for gate in "zrc"]
+        biases = {"z": self.update_bias, "r": 0.0, "c": 0.0}
+        b = [self.weight(f"b_{gate}", nn.initializers.constant(bias), N) for gate, bias in biases.items()]
 
         def sequence(h, x, reset):
             inputs = [product(x, W[gate]) + b[gate] for gate in range(3)]  # [T, B, N] each
@@ -293,7 +325,7 @@ def random_orthogonal(key, shape: tuple[int, int], dtype=jnp.float32) -> jax.Arr
     """
     N, _ = shape
     v = jnp.triu(jax.random.normal(key, shape, dtype))  # row i: a random direction of the last N - i coordinates
-    sign = jnp.where(v.diagonal() < 0, -1.0, 1.0)
+    sign = jnp.where(v.diagonal() < 0, -1.0, 1.0).astype(dtype)
     v = v + jnp.diag(sign * jnp.linalg.norm(v, axis=1))  # the mirror that takes it to ∓ the first of them
     v = v / jnp.linalg.norm(v, axis=1, keepdims=True)
     matrix, _ = jax.lax.scan(lambda Q, v: (Q - 2 * jnp.outer(v, v @ Q), None), jnp.diag(-sign), v, reverse=True)
@@ -448,6 +480,11 @@ def sum_of_copies(g: jax.Array, width: int) -> jax.Array:
     return real.reshape(*real.shape[:-1], -1, width).sum(-2)
 
 
+R_MIN, R_MAX = 0.9, 0.999
+"""The default ring of an LRU's and a ParalESN's modes: half-lives from 7 to 700 steps. For slow modes, give the trained
+and the frozen agent 0.99 and 0.9999 (69 to 7,000 steps); `recall_curves.py` shows what a frozen unit gains by them."""
+
+
 def trace_durability(alpha, beta: float = 0.01):
     """FFM's t_α = -log(β) / |α|: the steps after which the fraction β of a trace is left."""
     return -math.log(beta) / jnp.abs(alpha)
@@ -492,8 +529,12 @@ class FFM(Memory):
     form: str = "auto"
     """How the recurrence is computed: see `linear_recurrence`."""
 
+    def check_settings(self):
+        check_form(self)
+
     def initialize_carry(self, batch_size: int):
-        return jnp.zeros((batch_size, 2 * self.context_size * self.trace_size))  # (Re S ‖ Im S), context by context
+        size = 2 * self.context_size * self.trace_size  # (Re S ‖ Im S), context by context
+        return jnp.zeros((batch_size, size), jnp.float32)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
@@ -502,11 +543,11 @@ class FFM(Memory):
 
         alpha, omega = initial_alpha(m), initial_omega(c)
         if self.decay and self.learn_decay:
-            alpha = self.weight("alpha", lambda key, shape: initial_alpha(m), m)
+            alpha = self.weight("alpha", lambda *_: initial_alpha(m), m)
         if self.oscillation and self.learn_oscillation:
-            omega = self.weight("omega", lambda key, shape: initial_omega(c), c)
-        radius = jnp.exp(-jnp.abs(alpha)) if self.decay else jnp.ones(m)
-        angle = -omega if self.oscillation else jnp.zeros(c)
+            omega = self.weight("omega", lambda *_: initial_omega(c), c)
+        radius = jnp.exp(-jnp.abs(alpha)) if self.decay else jnp.ones_like(alpha)
+        angle = -omega if self.oscillation else jnp.zeros_like(omega)
         gamma = polar(jnp.tile(radius, c), jnp.repeat(angle, m))  # [2 c m]
 
         l1, l3, l5 = (
@@ -532,10 +573,12 @@ class FFM(Memory):
 
     def interpretation(self, params: dict) -> dict[str, jax.Array]:
         """How long each trace lasts and after how long each context repeats, in steps (∞: never)."""
-        alpha = params.get("alpha", initial_alpha(self.trace_size)) if self.decay else jnp.zeros(self.trace_size)
-        omega = (
-            params.get("omega", initial_omega(self.context_size)) if self.oscillation else jnp.zeros(self.context_size)
-        )
+        alpha = params.get("alpha", initial_alpha(self.trace_size))
+        omega = params.get("omega", initial_omega(self.context_size))
+        if not self.decay:
+            alpha = jnp.zeros_like(alpha)
+        if not self.oscillation:
+            omega = jnp.zeros_like(omega)
         return {"trace_durability": trace_durability(alpha), "contextual_period": contextual_period(omega)}
 
 
@@ -545,11 +588,11 @@ def gated_output(z: jax.Array, gate: jax.Array, residual: jax.Array) -> jax.Arra
 
 
 def initial_alpha(trace_size: int, longest: float = 1024.0):
-    return -math.log(0.01) / jnp.geomspace(1.0, longest, trace_size)
+    return -math.log(0.01) / jnp.geomspace(1.0, longest, trace_size, dtype=jnp.float32)
 
 
 def initial_omega(context_size: int, longest: float = 1024.0):
-    return 2 * math.pi / jnp.geomspace(1.0, longest, context_size)
+    return 2 * math.pi / jnp.geomspace(1.0, longest, context_size, dtype=jnp.float32)
 
 
 def normalize(z: jax.Array, epsilon: float = 1e-6) -> jax.Array:
@@ -570,24 +613,29 @@ class LRU(Memory):
     by side, C holds Re C above -Im C: each is applied in one real product.
     """
 
-    r_min: float = 0.9
-    r_max: float = 0.999
-    """The default spreads half-lives from 7 to 700 steps, and training can move them. A frozen unit cannot: 0.99 and
-    0.9999 (69 to 7,000 steps) hold on to more of the past (`recall_curves.py`)."""
+    r_min: float = R_MIN
+    r_max: float = R_MAX
     max_phase: float = 2 * math.pi
     form: str = "auto"
     """How the recurrence is computed: see `linear_recurrence`."""
 
+    def check_settings(self):
+        check_form(self)
+        check_ring(self)
+
     def initialize_carry(self, batch_size: int):
-        return jnp.zeros((batch_size, 2 * self.features))  # (Re h ‖ Im h)
+        return jnp.zeros((batch_size, 2 * self.features), jnp.float32)  # (Re h ‖ Im h)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
         self.check(carry, x, reset)
         N, F = self.features, x.shape[-1]
-        require(F == N, f"LRU: y = Re(C h) + D ⊙ x needs an input as wide as the output: features = {N}, x has {F}")
+        if F != N:
+            raise ValueError(
+                f"LRU: y = Re(C h) + D ⊙ x needs an input as wide as the output: features = {N}, x has {F}"
+            )
         decay, nu = modes(self, N)
-        gamma = self.weight("gamma", lambda key, shape: 0.5 * jnp.log1p(-jnp.exp(-2 * jnp.exp(nu))), N)
+        gamma = self.weight("gamma", lambda *_: 0.5 * jnp.log1p(-jnp.exp(-2 * jnp.exp(nu))), N)
         B = self.weight("B", nn.initializers.normal((2 * F) ** -0.5), F, 2 * N)
         C = self.weight("C", nn.initializers.normal(N**-0.5), 2 * N, N)
         D = self.weight("D", nn.initializers.normal(1.0), N)
@@ -599,15 +647,27 @@ class LRU(Memory):
 
         return through_time(sequence, carry, x, reset)
 
+    def interpretation(self, params: dict) -> dict[str, jax.Array]:
+        """The steps after which a hundredth of each mode is left: |λ|^t = exp(-exp(ν) t)."""
+        return {"trace_durability": trace_durability(jnp.exp(params["nu"]))}
+
+
+def check_ring(cell: Memory) -> None:
+    cell.require(0 <= cell.r_min < cell.r_max, "r_min", f"must be at least 0 and below r_max, {cell.r_max}")
+    cell.require(cell.r_max <= 1, "r_max", "must be at most 1")
+    cell.require(0 < cell.max_phase <= 2 * math.pi, "max_phase", "must be above 0 and at most 2π")
+
 
 def modes(cell: Memory, N: int, suffix: str = ""):
     """N random modes as parameters of a cell with r_min, r_max, max_phase: λ [2 N], and ν [N]."""
-    nu = cell.weight(
-        f"nu{suffix}", lambda key, shape: draw_nu(jax.random.uniform(key, shape), cell.r_min, cell.r_max), N
-    )
-    theta = cell.weight(
-        f"theta{suffix}", lambda key, shape: draw_theta(jax.random.uniform(key, shape), cell.max_phase), N
-    )
+
+    def init_nu(key, shape, dtype):
+        return draw_nu(jax.random.uniform(key, shape, dtype), cell.r_min, cell.r_max)
+
+    def init_theta(key, shape, dtype):
+        return draw_theta(jax.random.uniform(key, shape, dtype), cell.max_phase)
+
+    nu, theta = cell.weight(f"nu{suffix}", init_nu, N), cell.weight(f"theta{suffix}", init_theta, N)
     return polar(jnp.exp(-jnp.exp(nu)), jnp.exp(theta)), nu
 
 
@@ -642,7 +702,7 @@ class Reservoir(Memory):
         return tuple(self.initialize_layer(batch_size) for _ in range(self.num_layers))
 
     def initialize_layer(self, batch_size: int):
-        return jnp.zeros((batch_size, self.features))
+        return jnp.zeros((batch_size, self.features), jnp.float32)
 
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
@@ -653,6 +713,10 @@ class Reservoir(Memory):
             states.append(state)
             outputs.append(x)
         return tuple(states), jnp.concatenate(outputs, axis=-1)
+
+
+def check_leak(cell: Reservoir) -> None:
+    cell.require(0 < cell.leak <= 1, "leak", "must be above 0 and at most 1")
 
 
 class DeepESN(Reservoir):
@@ -672,6 +736,10 @@ class DeepESN(Reservoir):
     """Standard deviation of W_in u for inputs u of unit variance. Small: a saturated tanh forgets."""
     bias_scaling: float = 0.01
     """Standard deviation of b."""
+
+    def check_settings(self):
+        check_leak(self)
+        self.require(self.spectral_radius > 0, "spectral_radius", "must be above 0")
 
     def layer(self, i: int, h: jax.Array, u: jax.Array, reset: jax.Array):
         N, F = self.features, u.shape[-1]
@@ -763,7 +831,7 @@ class SRC(Reservoir):
     def layer(self, i: int, h: jax.Array, u: jax.Array, reset: jax.Array):
         N, d = self.features, u.shape[-1]
         m = 1 << (N + d - 1).bit_length()
-        signs = self.weight(f"signs_{i}", lambda key, shape: jax.random.rademacher(key, shape, jnp.float32), 3, m)
+        signs = self.weight(f"signs_{i}", random_signs, 3, m)
         gain = self.projection_scaling * m**0.5
         driven = jnp.pad(self.input_scaling * d**-0.5 * u, ((0, 0), (0, 0), (N, m - N - d)))  # [T, B, m]
 
@@ -777,6 +845,11 @@ class SRC(Reservoir):
             return h, h
 
         return jax.lax.scan(step, h, (driven, reset))
+
+
+def random_signs(key, shape, dtype) -> jax.Array:
+    """1 or -1, with the same chance; jax.random.rademacher draws others where JAX_ENABLE_X64 is set."""
+    return jnp.where(jax.random.bernoulli(key, dtype(0.5), shape), 1.0, -1.0).astype(dtype)
 
 
 def hadamard_transform(x: jax.Array) -> jax.Array:
@@ -802,8 +875,8 @@ class ParalESN(Reservoir):
     Only the real part of c would be seen: c is real.
     """
 
-    r_min: float = 0.99
-    r_max: float = 0.9999
+    r_min: float = R_MIN
+    r_max: float = R_MAX
     max_phase: float = 2 * math.pi
     leak: float = 1.0
     """α: a smaller one moves every mode towards 1, which remembers longer and turns more slowly."""
@@ -816,12 +889,18 @@ class ParalESN(Reservoir):
     form: str = "auto"
     """How the recurrence is computed: see `linear_recurrence`."""
 
+    def check_settings(self):
+        check_form(self)
+        check_ring(self)
+        check_leak(self)
+        self.require(self.kernel_size <= self.features, "kernel_size", f"must be at most features, {self.features}")
+
     def initialize_layer(self, batch_size: int):
-        return jnp.zeros((batch_size, 2 * self.features))  # (Re h ‖ Im h)
+        return jnp.zeros((batch_size, 2 * self.features), jnp.float32)  # (Re h ‖ Im h)
 
     def layer(self, i: int, h, u: jax.Array, reset: jax.Array):
         N, F, k, a = self.features, u.shape[-1], self.kernel_size, self.leak
-        decay = a * modes(self, N, f"_{i}")[0] + (1 - a) * jnp.repeat(jnp.array([1.0, 0.0]), N)
+        decay = self.leaky(modes(self, N, f"_{i}")[0])
         W_in = self.weight(f"W_in_{i}", nn.initializers.normal(self.input_scaling * (2 * F) ** -0.5), F, 2 * N)
         b = self.weight(f"b_{i}", nn.initializers.normal(self.bias_scaling), 2 * N)
         C = self.weight(f"C_{i}", nn.initializers.normal(k**-0.5), 2, k)
@@ -834,9 +913,52 @@ class ParalESN(Reservoir):
 
         return through_time(sequence, h, u, reset)
 
+    def leaky(self, decay: jax.Array) -> jax.Array:
+        """λ̄ = (1 - α) + α λ."""
+        real, imaginary = pair(self.leak * decay)
+        return packed((1 - self.leak + real, imaginary))
+
+    def interpretation(self, params: dict) -> dict[str, jax.Array]:
+        """The steps after which a hundredth of each mode is left, of all layers' modes: |λ̄|^t."""
+        radii = []
+        for i in range(self.num_layers):
+            decay = self.leaky(polar(jnp.exp(-jnp.exp(params[f"nu_{i}"])), jnp.exp(params[f"theta_{i}"])))
+            radii.append(jnp.hypot(*pair(decay)))
+        return {"trace_durability": trace_durability(jnp.log(jnp.concatenate(radii)))}
+
 
 def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """y_n = sum over j of kernel_j x_{n + k // 2 - j} along the last axis, with zeros beyond its ends."""
     k, N = len(kernel), x.shape[-1]
     padded = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((k - 1 - k // 2, k // 2),))
     return sum(kernel[j] * padded[..., k - 1 - j : k - 1 - j + N] for j in range(k))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Units by the names that the scripts' --memory has for them
+# ----------------------------------------------------------------------------------------------------------------------
+
+UNITS = {
+    "ffm": FFM,
+    "gru": GRU,
+    "lru": LRU,
+    "deepesn": DeepESN,
+    "src": SRC,
+    "paralesn": ParalESN,
+    "mlp": Memoryless,
+}
+RESERVOIRS = ("deepesn", "src", "paralesn")
+"""Those that are layers upon each other by themselves, with no trained layer between: see `Reservoir`."""
+
+
+def describe_units(make_unit: Callable[[], Memory], params: dict) -> dict[str, jax.Array]:
+    """{"memory_0/trace_durability_max": …, …}: what each module whose name starts with "memory" says of its memory.
+
+    `make_unit()` is the unit that these modules are; `params` are those of the whole network.
+    """
+    scalars = {}
+    for module in sorted(params):
+        if module.startswith("memory"):
+            told = make_unit().describe(params[module])
+            scalars |= {f"{module}/{key}": value for key, value in told.items()}
+    return scalars

@@ -76,6 +76,14 @@ def test_gru():
         np.testing.assert_allclose(final[b], h, rtol=1e-5, atol=1e-6)
 
 
+def test_the_update_bias_of_a_gru_is_where_its_update_gate_starts():
+    x, reset = jnp.zeros((1, B, F)), jnp.ones((1, B), bool)
+    for given, expected in [({}, 0.0), ({"update_bias": -4.0}, -4.0)]:
+        cell = GRU(N, **given)
+        params = cell.init(jax.random.key(0), carry_of(cell), x, reset)["params"]
+        assert np.all(params["b_z"] == expected) and np.all(params["b_r"] == 0) and np.all(params["b_c"] == 0)
+
+
 FLAGS = ["decay", "oscillation", "learn_decay", "learn_oscillation", "input_gate", "output_gate"]
 
 
@@ -128,8 +136,33 @@ def test_ffm_interpretation():
     np.testing.assert_allclose(np.cos(params["omega"] * period), 1, rtol=1e-5)  # back where it started
     np.testing.assert_allclose([durability.min(), durability.max()], [1, 1024], rtol=1e-5)
     np.testing.assert_allclose([period.min(), period.max()], [1, 1024], rtol=1e-5)
+    described = cell.describe(params)
+    assert set(described) == {f"{name}_{s}" for name in told for s in ("min", "median", "max")}
+    np.testing.assert_allclose(described["trace_durability_median"], np.median(durability), rtol=1e-6)
     assert np.all(np.isinf(FFM(N, decay=False).interpretation({})["trace_durability"]))
     assert np.all(np.isinf(FFM(N, oscillation=False).interpretation({})["contextual_period"]))
+
+
+@pytest.mark.parametrize("cell", [LRU(N), ParalESN(N), ParalESN(N, leak=0.5)], ids=["lru", "paralesn", "leaky"])
+def test_the_durability_of_a_mode_is_the_time_until_a_hundredth_of_it_is_left(cell):
+    """The unit itself says so: what is left of a state after t steps without an input, mode by mode."""
+    steps = 10
+    x, reset, carry = jnp.zeros((steps, B, N)), jnp.zeros((steps, B), bool), carry_of(cell)
+    params = cell.init(jax.random.key(0), carry, x, reset)["params"]
+    silent = {name: 0 * leaf if name.startswith("b_") else leaf for name, leaf in params.items()}
+    start = jax.tree.map(jnp.ones_like, carry)
+    silent |= {name: 0 * leaf for name, leaf in params.items() if name.startswith("W_in")}
+    end, _ = cell.apply({"params": silent}, start, x, reset)
+    left = [np.abs(as_complex(after)[0]) / np.sqrt(2) for after in jax.tree.leaves(end)]  # |1 + i| at the start
+    expected = np.log(0.01) / np.log(np.concatenate(left)) * steps
+    durability = cell.interpretation(params)["trace_durability"]
+    np.testing.assert_allclose(durability, expected, rtol=5e-3)  # float32 near a radius of 0.9999
+    described = cell.describe(params)
+    assert set(described) == {"trace_durability_min", "trace_durability_median", "trace_durability_max"}
+    spread = [expected.min(), np.median(expected), expected.max()]
+    np.testing.assert_allclose(
+        [described[f"trace_durability_{s}"] for s in ("min", "median", "max")], spread, rtol=5e-3
+    )
 
 
 def test_lru():
@@ -250,6 +283,16 @@ def test_no_draw_of_the_modes_is_infinite_or_without_gradient(ring, max_phase):
     np.testing.assert_allclose(np.exp(2 * gamma) + radius**2, 1, rtol=1e-6)
     assert np.all(radius >= ring[0] - 1e-6) and np.all(radius <= ring[1] + 1e-6)
     assert np.all(phase > 0) and np.all(phase <= max_phase * (1 + 1e-6))
+
+
+@pytest.mark.parametrize("unit", [LRU, ParalESN])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_the_modes_start_in_the_same_ring_whatever_the_unit_and_whether_frozen(unit, freeze):
+    cell = unit(128, freeze=freeze)
+    x, reset, carry = jnp.zeros((1, B, 128)), jnp.zeros((1, B), bool), carry_of(cell)
+    params = jax.jit(cell.init)(jax.random.key(0), carry, x, reset)["params"]
+    radius = np.concatenate([np.exp(-np.exp(nu)) for name, nu in params.items() if name.startswith("nu")])
+    assert 0.9 <= radius.min() < 0.905 and 0.998 < radius.max() <= 0.999
 
 
 def test_random_orthogonal_matrices_are_uniform_over_the_orthogonal_group():
@@ -395,7 +438,8 @@ def test_every_unit_stays_correct_in_float32_over_100_000_steps(unit):
     with jax.enable_x64(True):
         exact_init = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), init)
         x = x.astype(np.float32).astype(np.float64)
-        _, exact = jax.jit(cell.apply)(exact_init, cell.initialize_carry(1), x, reset)
+        carry = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cell.initialize_carry(1))
+        _, exact = jax.jit(cell.apply)(exact_init, carry, x, reset)
         assert exact.dtype == jnp.float64
     error = np.linalg.norm(np.asarray(y) - np.asarray(exact), axis=-1) / np.linalg.norm(np.asarray(exact), axis=-1)
     assert np.quantile(error, 0.999) < 1e-3 and error.max() < 1e-1
