@@ -5,12 +5,13 @@
     python plot_results.py --run-dir runs --only learning_rate=0.001 --exclude frozen
     python plot_results.py --run-dir runs --kind report                        # one Markdown page with all of it
 
-Runs group themselves: by task and agent (memory, frozen or not), and whatever else differs among an agent's runs is a part
-of its label, such as "GRU lr 3e-4". Of runs that differ in nothing but their time, the newest finished one counts. What is
-unfinished, damaged or superseded is named on stderr and left out. Beside the picture or the table, a json file of the
-same name holds the numbers that it shows.
+Runs group themselves: by task and agent (memory, frozen or not), and whatever else differs among an agent's runs is a
+part of its label, such as "GRU lr 3e-4". Of runs that differ in nothing but their time, the newest finished one counts.
+What is unfinished, damaged or superseded is named on stderr and left out. Beside the picture or the table, a json file
+of the same name holds the numbers that it shows.
 """
 
+import dataclasses
 import fnmatch
 import io
 import itertools
@@ -18,10 +19,13 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -37,8 +41,8 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-# A memory's printed name, colour and marker, the same in every figure. Any two colours differ by at least 7 in lightness
-# (CIELAB), for grey print, and stay apart in red-green and blue-yellow blindness.
+# A memory's printed name, colour and marker, the same in every figure. Any two colours differ by at least 7 in
+# lightness (CIELAB), for grey print, and stay apart in red-green and blue-yellow blindness.
 MEMORIES = {
     "mlp": ("MLP", "#000000", "D"),
     "gru": ("GRU", "#332288", "o"),
@@ -56,8 +60,8 @@ NOT_A_SETTING |= {"env", "delay", "observe", "exp_name", "memory", "frozen"}
 SHORT = {"learning_rate": "lr"}
 FEW_SEEDS = 5  # with fewer, the seeds themselves are drawn, and no interval
 RESAMPLES = 2000
-# FRN's mean returns over the tasks of Fig. 3b and 6, 4b and 5b, by (memory, frozen, frozen mixers). GRU on POPGym is from
-# "Frozen GRU ... 88.70% for GRU" (section 4.3).
+# FRN's mean returns over the tasks of Fig. 3b and 6, 4b and 5b, by (suite, memory, frozen, frozen mixers). That of the
+# GRU on POPGym is not printed: the frozen one has 88.7 % of it.
 FRN_TASKS = {
     "POPGym": "Minesweeper NoisyStatelessCartPole RepeatFirst RepeatPrevious StatelessCartPole".split(),
     "MuJoCo Playground": "BallInCup-positions BallInCup-velocities CheetahRun-positions CheetahRun-velocities "
@@ -80,7 +84,7 @@ FRN_RETURNS = {
     ("POPGym Arcade", "gru", True, False): 0.643,
     ("POPGym Arcade", "gru", False, False): 0.676,
 }
-plt.rcParams.update({"font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 8})
+plt.rcParams.update({"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 8})
 plt.rcParams.update(
     {"axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.4, "lines.markersize": 4}
 )
@@ -110,13 +114,13 @@ class Args:
         "parameters",
         "report",
     ] = "curves"
-    """curves: a metric against environment steps, a panel for each task; aggregate: final evaluations, mean over tasks, and
-    the probability that frozen is better than trained (FRN Fig. 3b, 4b, 5b, 6, A2b); scatter: frozen against trained, a
-    point for each task; frontier: return against trained parameters and against steps per second; heatmap: final
-    evaluations, tasks by agents (FRN Fig. A3 to A5); recall: success rate against the delay of MemoryChain (FRN Fig. 2);
-    interpretation: FFM's trace durabilities and contextual periods, at the start and after training; table: final
-    evaluations in Markdown, with steps per second; parameters: of each agent and task, trained and frozen (FRN Table 1);
-    report: one Markdown page with all of these"""
+    """curves: a metric against environment steps, a panel for each task; aggregate: final evaluations, mean over tasks,
+    and the probability that frozen is better than trained (FRN Fig. 3b, 4b, 5b, 6, A2b); scatter: frozen against
+    trained, a point for each task; frontier: return against trained parameters and against steps per second; heatmap:
+    final evaluations, tasks by agents (FRN Fig. A3 to A5); recall: success rate against the delay of MemoryChain (FRN
+    Fig. 2); interpretation: FFM's trace durabilities and contextual periods, at the start and after training; table:
+    final evaluations in Markdown, with steps per second; parameters: of each agent and task, trained and frozen (FRN
+    Table 1); report: one Markdown page with all of these"""
     only: tuple[str, ...] = ()
     """only runs that match one of these: a part of the run folder's name, or flag=value; * and ? are wild"""
     exclude: tuple[str, ...] = ()
@@ -245,7 +249,7 @@ def find_runs(run_dir: Path, only: tuple[str, ...] = (), exclude: tuple[str, ...
         what = "no run folder in it" if not files else "no finished run in it that --only and --exclude leave"
         fail(f"--run-dir {run_dir}: {what}")
     label_runs(runs)
-    return sorted(runs, key=lambda run: (run.suite, natural(run.task), run.order, run.seed)), left_out
+    return sorted(runs, key=lambda run: (run.suite, task_order(run.task), run.order, run.seed)), left_out
 
 
 def label_runs(runs: list[Run]):
@@ -285,6 +289,10 @@ def natural(text: str) -> list:
     """A key by which 2 comes before 16, and 3e-5 before 1e-4."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text)
     return [float(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def task_order(task: str) -> list:
+    return natural(task.replace("Easy", "0").replace("Medium", "1").replace("Hard", "2"))
 
 
 def by_task(runs: list[Run]) -> dict[str, dict[str, list[Run]]]:
@@ -339,25 +347,6 @@ def combine(scores: list[np.ndarray], statistic: str) -> np.ndarray:
     return scipy.stats.trim_mean(np.concatenate(scores), 0.25, axis=0)
 
 
-def resample(scores: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
-    """Bootstrap samples [S_k, R, ...] of the scores [S_k, ...]: seeds drawn with replacement, within each task."""
-    return [task[rng.integers(len(task), size=(len(task), RESAMPLES))] for task in scores]
-
-
-def interval(scores: list[np.ndarray], statistic: str, confidence: float) -> np.ndarray | None:
-    """Ends [2, ...] of the percentile interval of the stratified bootstrap; None with fewer than five seeds of a task.
-
-    Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical Precipice", section 4.1: runs are
-    drawn with replacement for each task, and the interval is between the quantiles of the statistic over 2000 draws. Not
-    by their package rliable: its dependency arch does not import beside pandas 3, and it takes tasks of equally many
-    seeds only.
-    """
-    if min(map(len, scores)) < FEW_SEEDS:
-        return None
-    draws = combine(resample(scores, np.random.default_rng(0)), statistic)
-    return np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
-
-
 def improvement(ours: list[np.ndarray], theirs: list[np.ndarray]) -> np.ndarray:
     """Mean over tasks of P(a seed of ours beats one of theirs), ties count half (Agarwal et al., 2021, section 4.3)."""
     wins = []
@@ -366,12 +355,26 @@ def improvement(ours: list[np.ndarray], theirs: list[np.ndarray]) -> np.ndarray:
     return np.mean(wins, axis=0)
 
 
-def improvement_interval(ours: list[np.ndarray], theirs: list[np.ndarray], confidence: float) -> np.ndarray | None:
-    if min(map(len, ours + theirs)) < FEW_SEEDS:
+def bootstrap(statistic: Callable, *samples: list[np.ndarray], confidence: float) -> np.ndarray | None:
+    """Ends [2, ...] of the percentile interval of the stratified bootstrap; None with fewer than five seeds of a task.
+
+    Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical Precipice", section 4.1: of each
+    task's scores [S_k, ...], S_k are drawn with replacement, 2000 times; the interval is between the quantiles of the
+    statistic of the draws [S_k, 2000, ...]. Not by their package rliable: its dependency arch cannot be imported beside
+    pandas 3, and it takes tasks of equally many seeds only.
+    """
+    if min(len(task) for scores in samples for task in scores) < FEW_SEEDS:
         return None
-    rng = np.random.default_rng(0)
-    draws = improvement(resample(ours, rng), resample(theirs, rng))
-    return np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    rng, draws = np.random.default_rng(0), []
+    for scores in samples:
+        draws.append([task[rng.integers(len(task), size=(len(task), RESAMPLES))] for task in scores])
+    return np.quantile(statistic(*draws), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+
+
+def estimate(args: Args, scores: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    """The statistic of the scores [S_k, ...] of each task k that --statistic names, and its interval."""
+    statistic = partial(combine, statistic=args.statistic)
+    return statistic(scores), bootstrap(statistic, scores, confidence=args.confidence)
 
 
 @dataclass
@@ -424,7 +427,7 @@ def read_suites(runs: list[Run]) -> list[Suite]:
         agents = defaultdict(lambda: defaultdict(list))
         for run in members:
             agents[run.label][run.task].append(run)
-        everywhere = sorted(set().union(*agents.values()), key=natural)
+        everywhere = sorted(set().union(*agents.values()), key=task_order)
         tasks = [task for task in everywhere if all(task in agent for agent in agents.values())]
         if len(tasks) < len(everywhere):
             left = ", ".join(task for task in everywhere if task not in tasks)
@@ -439,7 +442,7 @@ def read_suites(runs: list[Run]) -> list[Suite]:
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 def styles(runs: list[Run]) -> dict[str, dict]:
-    """How each agent is drawn: its memory's colour and marker; dashed and hollow if it is frozen; variants in shades."""
+    """How each agent is drawn: its memory's colour and marker, dashed and hollow if frozen; variants in shades."""
     known = {run.label: run for run in sorted(runs, key=lambda run: run.order)}
     others = sorted({run.memory for run in known.values()} - set(MEMORIES))
     result = {}
@@ -452,7 +455,7 @@ def styles(runs: list[Run]) -> dict[str, dict]:
         dark = np.dot(matplotlib.colors.to_rgb(color), (0.21, 0.72, 0.07)) < 0.5
         for label in labels:
             k = variants.index(label.removeprefix("Frozen "))
-            share = 0.65 * k / len(variants)
+            share = 0.65 * k / max(1, len(variants) - 1)
             shade = (1 - share) * np.array(matplotlib.colors.to_rgb(color)) + share * dark  # towards white or black
             style = {"color": tuple(shade.tolist()), "linestyle": "--" if known[label].frozen else "-"}
             style["marker"] = marker if k == 0 else OTHER_MARKERS[(k - 1) % len(OTHER_MARKERS)]
@@ -481,6 +484,7 @@ def add_legend(figure, entries: dict[str, dict], columns: int = 4):
 
 
 DOTS = {"linestyle": "none", "marker": "o", "markersize": 2.5, "alpha": 0.55, "markeredgewidth": 0}
+A_SEED = DOTS | {"color": "0.3", "markersize": 3.5}  # in a legend
 FRN_MARK = {"color": "0.25", "linestyle": (0, (2, 1)), "linewidth": 1.4}
 
 
@@ -511,28 +515,28 @@ def plot_curves(args: Args, runs: list[Run]):
         for i, (label, seeds) in enumerate(agents.items()):
             steps, values = binned(list(seeds.values()), args.points)
             values = np.stack([smooth(curve, args.smooth) for curve in values])  # [S, P]
-            shared = ~np.isnan(values).any(0)
-            line, ends = (
-                combine([values[:, shared]], args.statistic),
-                interval([values], args.statistic, args.confidence),
-            )
-            numbers[f"{task} {label}"] = {"seeds": list(seeds), "steps": steps[shared], args.statistic: line}
+            shared = ~np.isnan(values).any(0)  # where every seed has a value
+            line, ends = estimate(args, [values[:, shared]])
+            row = numbers[f"{task} {label}"] = {"seeds": list(seeds), "steps": steps[shared], args.statistic: line}
             counts[label].add(len(seeds))
             look = style[label]
             if ends is not None:
-                low, high = ends[:, shared]
-                axis.fill_between(steps[shared], low, high, color=look["color"], alpha=0.2, linewidth=0)
-                numbers[f"{task} {label}"] |= {"low": low, "high": high}
+                axis.fill_between(steps[shared], *ends, color=look["color"], alpha=0.2, linewidth=0)
+                row |= {"low": ends[0], "high": ends[1]}
             elif len(seeds) > 1:
-                thin = {"color": look["color"], "linestyle": look["linestyle"], "linewidth": 0.6, "alpha": 0.6}
+                thin = {"color": look["color"], "linestyle": look["linestyle"], "linewidth": 0.5, "alpha": 0.5}
                 for curve in values:
                     axis.plot(steps[~np.isnan(curve)], curve[~np.isnan(curve)], **thin)
-                numbers[f"{task} {label}"]["curves"] = values
+                row["curves"] = values
             every = (i * shared.sum() // (5 * len(agents)), max(1, shared.sum() // 5))  # markers at different steps
             axis.plot(steps[shared], line, label=label, markevery=every if shared.sum() > 1 else None, **look)
-        axis.set(title=task, xlabel="environment steps", ylabel=args.metric.split("/")[-1].replace("_", " "))
+        axis.set_title(task)
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 400k
         axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
+    for axis in axes[-3:]:  # the lowest of each column
+        axis.set_xlabel("environment steps")
+    for axis in axes[::3]:
+        axis.set_ylabel(args.metric.split("/")[-1].replace("_", " "))
     entries = {}
     for label in (label for label in style if label in counts):
         least, most = min(counts[label]), max(counts[label])
@@ -542,12 +546,12 @@ def plot_curves(args: Args, runs: list[Run]):
 
 
 def binned(seeds: list[np.ndarray], points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps [P] and the values [S, P] of curves [N, 2]: means over P equal shares of the steps; NaN where a seed has none.
+    """Steps [P] and values [S, P] of curves [N, 2]: means over P equal shares of the steps, NaN where a seed has none.
 
-    P is smaller where a seed has fewer points.
+    P is at most `points`, and as many as the longest curve has.
     """
-    points = min(points, *(len(curve) for curve in seeds))
-    edges = np.linspace(0, max(1, *(curve[:, 0].max() for curve in seeds)), points + 1)
+    points = min(points, max(len(curve) for curve in seeds))
+    edges = np.linspace(0, max(curve[-1, 0] for curve in seeds), points + 1)
     means = np.full((2, len(seeds), points), np.nan)  # of steps and of values
     for s, curve in enumerate(seeds):
         share = np.clip(np.digitize(curve[:, 0], edges, right=True) - 1, 0, points - 1)
@@ -567,10 +571,10 @@ def smooth(curve: np.ndarray, reach: int) -> np.ndarray:
 
 def draw_score(axis, at: float, seeds: list[float], value: float, ends, look: dict, upright: bool = False):
     """A score and its interval, or the seeds themselves where they are few; along x, or along y if upright."""
-    look = look | {"linestyle": "-", "markersize": 6}
+    look = look | {"linestyle": "-", "markersize": 5}
     lines = [([value], [at], look | {"zorder": 3})]
     if ends is not None:
-        lines.append((list(ends), [at, at], {"color": look["color"], "linewidth": 2, "alpha": 0.7}))
+        lines.append((list(ends), [at, at], {"color": look["color"], "linewidth": 1.2, "marker": "|"}))
     else:
         lines.append((seeds, [at] * len(seeds), DOTS | {"color": look["color"]}))
     for along, across, style in lines:
@@ -585,18 +589,18 @@ def plot_aggregate(args: Args, runs: list[Run]):
         row = numbers[suite.name] = {"tasks": suite.tasks, "agents": {}, "improvement": {}}
         for y, label in enumerate(suite.agents):
             scores, seeds, published = suite.scores(label), suite.seed_means(label), suite.published(label)
-            value, ends = combine(scores, args.statistic), interval(scores, args.statistic, args.confidence)
+            value, ends = estimate(args, scores)
             draw_score(left, y, seeds, value, ends, style[label])
             row["agents"][label] = {args.statistic: value, "interval": ends, "seeds": seeds, "published": published}
             if published is not None:
-                left.plot([published] * 2, [y - 0.4, y + 0.4], **FRN_MARK)
+                left.plot([published] * 2, [y - 0.4, y + 0.4], **FRN_MARK | {"color": style[label]["color"]})
         left.set_yticks(range(len(suite.agents)), list(suite.agents))
         left.set(
             title=suite.name, xlabel=f"return, {args.statistic} over {len(suite.tasks)} tasks".replace("iqm", "IQM")
         )
         for y, (frozen, trained) in enumerate(suite.pairs()):
             ours, theirs = suite.scores(frozen), suite.scores(trained)
-            value, ends = improvement(ours, theirs), improvement_interval(ours, theirs, args.confidence)
+            value, ends = improvement(ours, theirs), bootstrap(improvement, ours, theirs, confidence=args.confidence)
             draw_score(right, y, [], value, ends, style[frozen])
             row["improvement"][frozen] = {"probability": value, "interval": ends}
         right.axvline(0.5, color="0.6", linewidth=0.8)
@@ -616,7 +620,7 @@ def score_entries(style: dict[str, dict], suites: list[Suite]) -> dict[str, dict
     entries = {label: style[label] | {"linestyle": "none", "markersize": 6} for label in labels}
     every = list(itertools.chain(*(suite.scores(label) for suite in suites for label in suite.agents)))
     if min(map(len, every)) < FEW_SEEDS:
-        entries["a seed"] = DOTS | {"color": "0.3", "markersize": 3.5}
+        entries["a seed"] = A_SEED
     if any(suite.published(label) is not None for suite in suites for label in suite.agents):
         entries["published (FRN)"] = FRN_MARK
     return entries
@@ -636,8 +640,7 @@ def plot_scatter(args: Args, runs: list[Run]):
         for task, label, trained, frozen in points:
             look = shown[f"{label}, frozen against trained"] = style[f"Frozen {label}"] | {"linestyle": "none"}
             x, y = ([np.array([run.result for run in agent])] for agent in (trained, frozen))
-            centers = [combine(of, args.statistic) for of in (x, y)]
-            ends = [interval(of, args.statistic, args.confidence) for of in (x, y)]
+            centers, ends = zip(estimate(args, x), estimate(args, y), strict=True)
             numbers[f"{task} {label}"] = {"trained": x[0], "frozen": y[0], args.statistic: centers, "intervals": ends}
             if ends[0] is not None and ends[1] is not None:
                 axis.plot(ends[0], [centers[1]] * 2, [centers[0]] * 2, ends[1], color=look["color"], lw=0.8, alpha=0.6)
@@ -651,25 +654,26 @@ def plot_scatter(args: Args, runs: list[Run]):
         axis.set(title=suite, xlabel="return, trained", ylabel="return, frozen", xlim=(low, high), ylim=(low, high))
         axis.set_aspect("equal")
     if any(min(len(x), len(y)) < FEW_SEEDS for points in panels.values() for _, _, x, y in points):
-        shown["a seed"] = DOTS | {"color": "0.3", "markersize": 3.5}
+        shown["a seed"] = A_SEED
     add_legend(figure, shown)
     return figure, numbers
 
 
 def plot_frontier(args: Args, runs: list[Run]):
-    """Final return, mean over tasks, against the parameters that are trained, and against environment steps per second."""
+    """Final return, mean over tasks, against trained parameters, and against environment steps per second."""
     suites, style, numbers = read_suites(runs), styles(runs), {}
     figure, axes = make_figure(2 * len(suites), 2, 2.6)
     for left, right, suite in zip(axes[::2], axes[1::2], suites, strict=True):
         for label in suite.agents:
             scores, seeds, published = suite.scores(label), suite.seed_means(label), suite.published(label)
-            value, ends = combine(scores, args.statistic), interval(scores, args.statistic, args.confidence)
+            value, ends = estimate(args, scores)
             trainable = np.median([run.config["parameters"]["all"]["trainable"] for run in suite.runs(label)])
             sps = np.median([run.evaluation["SPS"] for run in suite.runs(label)])
             for axis, x in ((left, trainable), (right, sps)):
                 draw_score(axis, x, seeds, value, ends, style[label], upright=True)
             if published is not None:
-                left.plot([trainable / 1.12, trainable * 1.12], [published] * 2, **FRN_MARK)
+                mark = FRN_MARK | {"color": style[label]["color"]}
+                left.plot([trainable / 1.12, trainable * 1.12], [published] * 2, **mark)
             numbers[f"{suite.name} {label}"] = {"trainable": trainable, "SPS": sps, args.statistic: value}
             numbers[f"{suite.name} {label}"] |= {"interval": ends, "seeds": seeds, "published": published}
         for axis, name in ((left, "trained parameters"), (right, "environment steps per second")):
@@ -677,9 +681,8 @@ def plot_frontier(args: Args, runs: list[Run]):
                 title=suite.name, xlabel=name, ylabel=f"return, {args.statistic}".replace("iqm", "IQM"), xscale="log"
             )
             axis.margins(x=0.15)
-            low, high = axis.get_xlim()
-            ticks = [t for k in range(9) for t in (10**k, 2 * 10**k, 5 * 10**k) if low <= t <= high]
-            axis.set_xticks(ticks, [matplotlib.ticker.EngFormatter(sep="")(tick) for tick in ticks])
+            axis.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 3, 5), numticks=12))
+            axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
             axis.minorticks_off()
     add_legend(figure, score_entries(style, suites))
     return figure, numbers
@@ -751,23 +754,23 @@ def plot_recall(args: Args, runs: list[Run]):
     for i, (label, row) in enumerate(numbers.items()):
         x = np.array(row["delays"]) * 1.04 ** (i - len(numbers) / 2)  # side by side, where all succeed
         seeds = [[np.array(delay)] for delay in row["seeds"]]
-        row[args.statistic] = [combine(delay, args.statistic) for delay in seeds]
-        row["intervals"] = [interval(delay, args.statistic, args.confidence) for delay in seeds]
+        row[args.statistic], row["intervals"] = zip(*(estimate(args, delay) for delay in seeds), strict=True)
         axis.plot(x, row[args.statistic], **style[label])
         for at, delay, ends in zip(x, row["seeds"], row["intervals"], strict=True):
             if ends is not None:
                 axis.plot([at, at], ends, color=style[label]["color"], linewidth=3, alpha=0.3)
             elif len(delay) > 1:
                 axis.plot([at] * len(delay), delay, **DOTS, color=style[label]["color"])
-    axis.axhline(0.5, color="0.6", linestyle=":", linewidth=1)
-    axis.annotate("guessing", (1, 0.5), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="0.4")
+    guessing = {"color": "0.5", "linestyle": ":", "linewidth": 1}
+    axis.axhline(0.5, **guessing)
     axis.set_xscale("log", base=2)
     axis.set_xticks(everywhere, everywhere)
     axis.minorticks_off()
-    axis.set(xlabel="delay", ylabel="success rate", ylim=(-0.03, 1.03))
-    few = {"a seed": DOTS | {"color": "0.3", "markersize": 3.5}}
-    drawn = any(1 < len(delay) < FEW_SEEDS for row in numbers.values() for delay in row["seeds"])
-    add_legend(figure, {label: style[label] for label in numbers} | (few if drawn else {}))
+    axis.set(xlabel="delay", ylabel="success rate", ylim=(-0.04, 1.04))
+    entries = {label: style[label] for label in numbers} | {"guessing": guessing}
+    if any(1 < len(delay) < FEW_SEEDS for row in numbers.values() for delay in row["seeds"]):
+        entries["a seed"] = A_SEED
+    add_legend(figure, entries)
     return figure, numbers
 
 
@@ -895,6 +898,16 @@ def write_parameters(args: Args, runs: list[Run]):
     return markdown(rows), numbers
 
 
+def command(args: Args, kind: str, out: Path) -> str:
+    """The command line that draws a kind as the report does."""
+    words = ["python", "plot_results.py"]
+    for flag in dataclasses.fields(Args):
+        value = {"kind": kind, "out": str(out)}.get(flag.name, getattr(args, flag.name))
+        if value != flag.default:
+            words += ["--" + flag.name.replace("_", "-"), *(value if isinstance(value, tuple) else [str(value)])]
+    return shlex.join(words)
+
+
 def write_report(args: Args, runs: list[Run], left_out: list[str]):
     """One page with every figure and table that the runs have; its pictures stand beside it."""
     out = Path(args.out)
@@ -914,13 +927,13 @@ def write_report(args: Args, runs: list[Run], left_out: list[str]):
         except Nothing as nothing:
             lines.append(f"Nothing to show: {nothing}.")
             continue
-        lines.append(draw.__doc__.split("\n")[0])
+        file = out.with_name(f"{out.stem}_{kind}{endings[0]}")
+        lines += [draw.__doc__.split("\n")[0], "", f"    {command(args, kind, file)}", ""]
         if endings == PAGES:
-            lines.append("\n" + drawn.rstrip("\n"))
+            lines.append(drawn.rstrip("\n"))
         else:
-            picture = out.with_name(f"{out.stem}_{kind}.png")
-            save(drawn, picture)
-            lines.append(f"\n![{kind}]({picture.name})")
+            save(drawn, file)
+            lines.append(f"![{kind}]({file.name})")
     if left_out:
         lines += ["\n## Left out\n", *(f"- {line}" for line in left_out)]
     return "\n".join(lines) + "\n", numbers
