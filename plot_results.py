@@ -190,15 +190,16 @@ def read_run(folder: Path) -> Run:
     config, evaluation = read_json(folder / "config.json"), None
     try:
         run = Run(folder.absolute(), config, None)
-        for kind in ("total", "trainable", "frozen"):
-            if not isinstance(config["parameters"]["all"][kind], int):
-                raise ValueError(f"parameters: {kind} is no integer")
+        counts = config["parameters"]["all"]
+        for value in (run.seed, counts["total"], counts["trainable"], counts["frozen"]):
+            if not isinstance(value, int):
+                raise ValueError(f"{value} is no integer")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Damaged(f"config.json is not that of a run: {error!r}") from None
     if (folder / "eval.json").exists():
         evaluation = read_json(folder / "eval.json")
-        for name in ("mean_return", "SPS", "environment_steps"):
-            value = evaluation.get(name)
+        for name in ("mean_return", "SPS", "environment_steps", "success_rate"):
+            value = evaluation.get(name, 0 if name == "success_rate" else None)  # not all tasks have that one
             if not isinstance(value, int | float) or not math.isfinite(value):
                 raise Damaged(f"eval.json: {name} is {value}")
     run.evaluation = evaluation
@@ -222,8 +223,9 @@ def find_runs(run_dir: Path, only: tuple[str, ...] = (), exclude: tuple[str, ...
     if not run_dir.is_dir():
         fail(f"--run-dir {run_dir}: no such folder")
     single = (run_dir / "config.json").exists()
-    depths = ["config.json", "*/config.json", "*/*/config.json"]
-    files = next((found for found in (sorted(run_dir.glob(depth)) for depth in depths) if found), [])
+    files = []
+    for depth in ("config.json", "*/config.json", "*/*/config.json"):
+        files = files or sorted(run_dir.glob(depth))
     newest, left_out = {}, []
     for folder in (file.parent for file in files):
         try:
@@ -264,11 +266,13 @@ def label_runs(runs: list[Run]):
         names = sorted(set().union(*(run.settings for run in same)))
         differing = [name for name in names if len({json.dumps(run.settings.get(name)) for run in same}) > 1]
         for run in same:
-            parts = [run.script] if len(scripts[run.suite, run.memory, run.frozen]) > 1 else []
-            parts += [run.variant] if run.variant and len(variants[run.suite]) > 1 else []
-            parts += [describe(name, run.settings.get(name)) for name in differing]
+            parts = [describe(name, run.settings.get(name)) for name in differing]
+            if run.variant and len(variants[run.suite]) > 1:
+                parts.insert(0, run.variant)
+            if len(scripts[run.suite, run.memory, run.frozen]) > 1:
+                parts.insert(0, run.script)
             name = MEMORIES[run.memory][0] if run.memory in MEMORIES else run.memory
-            run.label = " ".join(["Frozen"] * run.frozen + [name] + [", ".join(parts)] * bool(parts))
+            run.label = f"{'Frozen ' if run.frozen else ''}{name} {', '.join(parts)}".rstrip()
             rank = list(MEMORIES).index(run.memory) if run.memory in MEMORIES else len(MEMORIES)
             run.order = (rank, run.memory, run.frozen, natural(run.label))
     for run in runs:  # POPGym and POPGym Arcade have tasks of one name
@@ -432,6 +436,10 @@ def read_suites(runs: list[Run]) -> list[Suite]:
         if len(tasks) < len(everywhere):
             left = ", ".join(task for task in everywhere if task not in tasks)
             warn(f"{name}: no mean over {left}: some agents have no finished run there (see --only and --exclude)")
+        if name == "POPGym" and {f"{f}Easy" for f in ("Battleship", "HigherLower")} <= set(tasks):
+            warn(
+                "FRN's means are of 18 tasks, one family less: shown with --exclude Battleship or --exclude HigherLower"
+            )
         if tasks:
             orders = {run.label: run.order for run in runs}
             suites.append(Suite(name, tasks, {label: agents[label] for label in sorted(agents, key=orders.get)}))
@@ -455,7 +463,7 @@ def styles(runs: list[Run]) -> dict[str, dict]:
         dark = np.dot(matplotlib.colors.to_rgb(color), (0.21, 0.72, 0.07)) < 0.5
         for label in labels:
             k = variants.index(label.removeprefix("Frozen "))
-            share = 0.65 * k / max(1, len(variants) - 1)
+            share = 0.5 * k / max(1, len(variants) - 1)
             shade = (1 - share) * np.array(matplotlib.colors.to_rgb(color)) + share * dark  # towards white or black
             style = {"color": tuple(shade.tolist()), "linestyle": "--" if known[label].frozen else "-"}
             style["marker"] = marker if k == 0 else OTHER_MARKERS[(k - 1) % len(OTHER_MARKERS)]
@@ -774,7 +782,12 @@ def plot_recall(args: Args, runs: list[Run]):
     return figure, numbers
 
 
-QUANTITIES = {"trace_durability": "alpha", "contextual_period": "omega"}
+# FFM's quantities: of what, their parameter and the flag that takes it away, and quantity times abs(parameter).
+QUANTITIES = {
+    "trace_durability": ("trace", "alpha", "decay", "trace_size", -math.log(0.01)),
+    "contextual_period": ("context", "omega", "oscillation", "context_size", 2 * math.pi),
+}
+START = {"color": "0.25", "linewidth": 0.9}  # how the start is drawn
 
 
 def read_memory(run: Run) -> dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]:
@@ -815,19 +828,18 @@ def read_checkpoint(run: Run) -> dict[tuple[str, str], tuple[np.ndarray, np.ndar
             for unit, weights in (part or {}).items():
                 if unit.startswith("memory"):
                     units.setdefault(unit, {}).update(weights or {})
-        sizes = {"alpha": run.args["trace_size"], "omega": run.args["context_size"]}
+        for (unit, weights), quantity in itertools.product(units.items(), QUANTITIES):
+            _, name, flag, size, scale = QUANTITIES[quantity]
+            if run.args.get(flag, True):
+                start = after = np.geomspace(1, 1024, run.args[size])
+                if name in weights:
+                    value = np.asarray(weights[name])
+                    after = scale / np.abs(value[index] if value.ndim == 2 else value)
+                steps[unit, quantity] = (start, after)
     except OSError:
         raise Damaged("no checkpoint can be read") from None
     except Exception as error:  # whatever msgpack and flax make of a file that is not whole
         raise Damaged(f"{file.name} is damaged ({type(error).__name__})") from None
-    for (unit, weights), (quantity, name) in itertools.product(units.items(), QUANTITIES.items()):
-        if not run.args.get("decay" if name == "alpha" else "oscillation", True):
-            continue
-        start = np.geomspace(1, 1024, sizes[name])
-        value = np.asarray(weights[name]) if name in weights else None
-        value = value[index] if value is not None and value.ndim == 2 else value
-        scale = -math.log(0.01) if name == "alpha" else 2 * math.pi
-        steps[unit, quantity] = (start, start if value is None else scale / np.abs(value))
     return steps
 
 
@@ -845,24 +857,25 @@ def plot_interpretation(args: Args, runs: list[Run]):
     if not rows:
         raise Nothing("no run with an FFM whose traces fade or turn")
     columns = sorted(set().union(*rows.values()), key=lambda panel: (list(QUANTITIES).index(panel[0]), panel[1]))
-    figure, axes = plt.subplots(len(rows), len(columns), figsize=(7.2, 0.6 + 1.9 * len(rows)), squeeze=False)
-    for (row, (task, label)), (column, panel) in itertools.product(enumerate(rows), enumerate(columns)):
-        axis, (quantity, unit), look = axes[row, column], panel, style[label]
-        for i, (seed, (start, after)) in enumerate(rows[task, label].get(panel, {}).items()):
+    size = (7.2, 0.9 + 1.6 * len(rows))
+    figure, axes = plt.subplots(len(rows), len(columns), figsize=size, squeeze=False, sharex="col", sharey=True)
+    for (row, (task, label)), (column, (quantity, unit)) in itertools.product(enumerate(rows), enumerate(columns)):
+        axis, look = axes[row, column], style[label] | {"linestyle": "none", "markersize": 3, "alpha": 0.7}
+        for seed, (start, after) in rows[task, label].get((quantity, unit), {}).items():
             x = np.arange(1, len(start) + 1)
-            if i == 0:
-                axis.plot(x, start, color="0.25", linestyle="-", linewidth=0.9)
-            axis.plot(x, after, color=look["color"], marker=look["marker"], markersize=3, linestyle="none", alpha=0.7)
+            axis.plot(x, start, **START)
+            axis.plot(x, after, **look)
             numbers.setdefault(f"{task} {label} {unit} {quantity}", {"start": start})[f"seed {seed}"] = after
         axis.set_yscale("log", base=2)
-        axis.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda y, _: f"{y:g}"))
-        kind = quantity.split("_")[0].replace("contextual", "context")
-        axis.set(
-            title=f"{task}\n{label}, {unit.replace('_', ' ')}" if column % 2 == 0 or len(columns) < 3 else unit,
-            xlabel=kind,
-        )
-        axis.set_ylabel(f"{quantity.replace('_', ' ')} (steps)")
-    entries = {"at the start": {"color": "0.25", "linewidth": 0.9}}
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4, integer=True))
+        if row == 0:
+            axis.set_title(f"{quantity.replace('_', ' ')}\n{unit.replace('_', ' ')}")
+        if row == len(rows) - 1:
+            axis.set_xlabel(QUANTITIES[quantity][0])
+        if column == 0:
+            axis.set_ylabel(f"{task}\n{label}\nsteps")
+    entries = {"at the start": START}
     for label in dict.fromkeys(label for _, label in rows):
         entries[f"{label}, after training (each seed)"] = style[label] | {"linestyle": "none"}
     add_legend(figure, entries, columns=3)
