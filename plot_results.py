@@ -2,7 +2,7 @@
 
     python plot_results.py --run-dir runs                                      # learning curves, a panel for each task
     python plot_results.py --run-dir runs --kind aggregate --out aggregate.pdf # means over tasks (FRN, Fig. 3b to 6)
-    python plot_results.py --run-dir runs --only learning_rate=0.001 --exclude frozen
+    python plot_results.py --run-dir runs --only learning_rate=0.001 --exclude frozen=True
     python plot_results.py --run-dir runs --kind report                        # one Markdown page with all of it
 
 Runs group themselves: by task and agent (memory, frozen or not), and whatever else differs among an agent's runs is a
@@ -583,7 +583,7 @@ def draw_score(axis, at: float, seeds: list[float], value: float, ends, look: di
     lines = [([value], [at], look | {"zorder": 3})]
     if ends is not None:
         lines.append((list(ends), [at, at], {"color": look["color"], "linewidth": 1.2, "marker": "|"}))
-    else:
+    elif seeds:
         lines.append((seeds, [at] * len(seeds), DOTS | {"color": look["color"]}))
     for along, across, style in lines:
         axis.plot(*((across, along) if upright else (along, across)), **style)
@@ -614,10 +614,11 @@ def plot_aggregate(args: Args, runs: list[Run]):
         right.axvline(0.5, color="0.6", linewidth=0.8)
         right.set_yticks(range(len(suite.pairs())), [f"{frozen} >\n{trained}" for frozen, trained in suite.pairs()])
         right.set(xlim=(-0.03, 1.03), xlabel="probability of improvement")
-        if not suite.pairs():
+        left.set_ylim(len(suite.agents) - 0.5, -0.5)
+        if suite.pairs():
+            right.set_ylim(len(suite.pairs()) - 0.5, -0.5)
+        else:
             right.remove()
-        for axis, count in ((left, len(suite.agents)), (right, len(suite.pairs()))):
-            axis.set_ylim(count - 0.5, -0.5)
     add_legend(figure, score_entries(style, suites))
     return figure, numbers
 
