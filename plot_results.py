@@ -114,13 +114,16 @@ class Args:
         "parameters",
         "report",
     ] = "curves"
-    """curves: a metric against environment steps, a panel for each task; aggregate: final evaluations, mean over tasks,
-    and the probability that frozen is better than trained (FRN Fig. 3b, 4b, 5b, 6, A2b); scatter: frozen against
-    trained, a point for each task; frontier: return against trained parameters and against steps per second; heatmap:
-    final evaluations, tasks by agents (FRN Fig. A3 to A5); recall: success rate against the delay of MemoryChain (FRN
-    Fig. 2); interpretation: FFM's trace durabilities and contextual periods, at the start and after training; table:
-    final evaluations in Markdown, with steps per second; parameters: of each agent and task, trained and frozen (FRN
-    Table 1); report: one Markdown page with all of these"""
+    """curves: a metric against environment steps, a panel for each task;
+    aggregate: final returns, mean over tasks, and the probability that frozen beats trained (FRN Fig. 3b to 6, A2b);
+    scatter: frozen against trained, a point for each task;
+    frontier: return against trained parameters, and against steps per second;
+    heatmap: final returns, tasks by agents (FRN Fig. A3 to A5);
+    recall: success rate against the delay of MemoryChain (FRN Fig. 2);
+    interpretation: FFM's trace durabilities and contextual periods, at the start and after training;
+    table: final returns in Markdown, with steps per second;
+    parameters: of each agent and task, trained and frozen (FRN Table 1);
+    report: one Markdown page with all of these"""
     only: tuple[str, ...] = ()
     """only runs that match one of these: a part of the run folder's name, or flag=value; * and ? are wild"""
     exclude: tuple[str, ...] = ()
@@ -236,7 +239,7 @@ def find_runs(run_dir: Path, only: tuple[str, ...] = (), exclude: tuple[str, ...
         if (only and not matches(run, only)) or matches(run, exclude):
             continue
         if run.evaluation is None and not single:
-            left_out.append(f"{folder}: unfinished; --run-dir {folder} draws it alone")
+            left_out.append(f"{folder}: unfinished (as --run-dir, it is drawn alone)")
             continue
         setting = (run.task, run.script, run.args["exp_name"], run.memory, run.frozen, run.seed)
         setting += (json.dumps(run.settings, sort_keys=True),)
@@ -263,7 +266,7 @@ def label_runs(runs: list[Run]):
         suites[run.task].add(run.suite)
         peers[run.suite, run.script, run.variant, run.memory, run.frozen].append(run)
     for same in peers.values():
-        names = sorted(set().union(*(run.settings for run in same)))
+        names = dict.fromkeys(itertools.chain(*(run.settings for run in same)))
         differing = [name for name in names if len({json.dumps(run.settings.get(name)) for run in same}) > 1]
         for run in same:
             parts = [describe(name, run.settings.get(name)) for name in differing]
@@ -280,13 +283,13 @@ def label_runs(runs: list[Run]):
 
 
 def describe(name: str, value) -> str:
-    """A flag and its value as a part of a label: lr 3e-4, no norm adv."""
-    words = SHORT.get(name, name.replace("_", " "))
+    """A flag and its value as a part of a label: lr 3e-4, no norm_adv."""
+    name = SHORT.get(name, name)
     if isinstance(value, bool):
-        return words if value else f"no {words}"
+        return name if value else f"no {name}"
     if isinstance(value, float) and not 1e-2 <= abs(value) < 1e4 and value:
         value = np.format_float_scientific(value, trim="-", exp_digits=1)
-    return f"{words} {value}"
+    return f"{name} {value}"
 
 
 def natural(text: str) -> list:
@@ -407,11 +410,12 @@ class Suite:
         """Labels of the agents that are frozen and trained, and else the same."""
         return [(f"Frozen {label}", label) for label in self.agents if f"Frozen {label}" in self.agents]
 
-    def published(self, label: str) -> float | None:
-        """FRN's mean over its tasks for this agent, if these are its tasks."""
+    def published(self, label: str, statistic: str) -> float | None:
+        """FRN's mean over its tasks for this agent, if this is such a mean: of its tasks, and no IQM."""
         run = self.runs(label)[0]
         mixers = bool(run.args.get("frozen_mixers"))
-        return FRN_RETURNS.get((self.name, run.memory, run.frozen, mixers)) if self.has_frn_tasks() else None
+        same = statistic == "mean" and self.has_frn_tasks()
+        return FRN_RETURNS.get((self.name, run.memory, run.frozen, mixers)) if same else None
 
     def has_frn_tasks(self) -> bool:
         tasks = [task.split(" (")[0] for task in self.tasks]
@@ -498,7 +502,7 @@ FRN_MARK = {"color": "0.25", "linestyle": (0, (2, 1)), "linewidth": 1.4}
 
 def plot_curves(args: Args, runs: list[Run]):
     """A metric against environment steps, a panel for each task that has it."""
-    curves, known = defaultdict(dict), set()
+    curves, known, lacking = defaultdict(dict), set(), defaultdict(list)
     for task, agents in by_task(runs).items():
         for label, members in agents.items():
             seeds = {}
@@ -512,11 +516,13 @@ def plot_curves(args: Args, runs: list[Run]):
                 if args.metric in scalars:
                     seeds[run.seed] = scalars[args.metric]
                 else:
-                    warn(f"left out: {run.folder}: has no {args.metric}")
+                    lacking[task, label].append(run.seed)
             if seeds:
                 curves[task][label] = seeds
     if not curves:
         raise Nothing(f"--metric {args.metric}: no run has it; there are {', '.join(sorted(known)) or 'no others'}")
+    for (task, label), seeds in lacking.items():
+        warn(f"left out: {task} {label}, seed {', '.join(map(str, seeds))}: no {args.metric}")
     figure, axes = make_figure(len(curves), 3, 2.0)
     style, numbers, counts = styles(runs), {}, defaultdict(set)
     for axis, (task, agents) in zip(axes, curves.items(), strict=True):
@@ -539,6 +545,7 @@ def plot_curves(args: Args, runs: list[Run]):
             every = (i * shared.sum() // (5 * len(agents)), max(1, shared.sum() // 5))  # markers at different steps
             axis.plot(steps[shared], line, label=label, markevery=every if shared.sum() > 1 else None, **look)
         axis.set_title(task)
+        axis.set_xlim(left=0)
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 400k
         axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     for axis in axes[-3:]:  # the lowest of each column
@@ -596,7 +603,11 @@ def plot_aggregate(args: Args, runs: list[Run]):
     for left, right, suite in zip(axes[::2], axes[1::2], suites, strict=True):
         row = numbers[suite.name] = {"tasks": suite.tasks, "agents": {}, "improvement": {}}
         for y, label in enumerate(suite.agents):
-            scores, seeds, published = suite.scores(label), suite.seed_means(label), suite.published(label)
+            scores, seeds, published = (
+                suite.scores(label),
+                suite.seed_means(label),
+                suite.published(label, args.statistic),
+            )
             value, ends = estimate(args, scores)
             draw_score(left, y, seeds, value, ends, style[label])
             row["agents"][label] = {args.statistic: value, "interval": ends, "seeds": seeds, "published": published}
@@ -619,18 +630,18 @@ def plot_aggregate(args: Args, runs: list[Run]):
             right.set_ylim(len(suite.pairs()) - 0.5, -0.5)
         else:
             right.remove()
-    add_legend(figure, score_entries(style, suites))
+    add_legend(figure, score_entries(args, style, suites))
     return figure, numbers
 
 
-def score_entries(style: dict[str, dict], suites: list[Suite]) -> dict[str, dict]:
+def score_entries(args: Args, style: dict[str, dict], suites: list[Suite]) -> dict[str, dict]:
     """What a legend of scores explains: the agents, and the marks of seeds and of published values that are drawn."""
     labels = [label for label in style if any(label in suite.agents for suite in suites)]
     entries = {label: style[label] | {"linestyle": "none", "markersize": 6} for label in labels}
     every = list(itertools.chain(*(suite.scores(label) for suite in suites for label in suite.agents)))
     if min(map(len, every)) < FEW_SEEDS:
         entries["a seed"] = A_SEED
-    if any(suite.published(label) is not None for suite in suites for label in suite.agents):
+    if any(suite.published(label, args.statistic) is not None for suite in suites for label in suite.agents):
         entries["published (FRN)"] = FRN_MARK
     return entries
 
@@ -674,7 +685,11 @@ def plot_frontier(args: Args, runs: list[Run]):
     figure, axes = make_figure(2 * len(suites), 2, 2.6)
     for left, right, suite in zip(axes[::2], axes[1::2], suites, strict=True):
         for label in suite.agents:
-            scores, seeds, published = suite.scores(label), suite.seed_means(label), suite.published(label)
+            scores, seeds, published = (
+                suite.scores(label),
+                suite.seed_means(label),
+                suite.published(label, args.statistic),
+            )
             value, ends = estimate(args, scores)
             trainable = np.median([run.config["parameters"]["all"]["trainable"] for run in suite.runs(label)])
             sps = np.median([run.evaluation["SPS"] for run in suite.runs(label)])
@@ -693,7 +708,7 @@ def plot_frontier(args: Args, runs: list[Run]):
             axis.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 3, 5), numticks=12))
             axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
             axis.minorticks_off()
-    add_legend(figure, score_entries(style, suites))
+    add_legend(figure, score_entries(args, style, suites))
     return figure, numbers
 
 
@@ -791,15 +806,13 @@ QUANTITIES = {
 START = {"color": "0.25", "linewidth": 0.9}  # how the start is drawn
 
 
-def read_memory(run: Run) -> dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]:
-    """Steps [m] or [c] of each FFM unit's traces and contexts, at the start and after training, by (unit, quantity).
+Memory = dict[
+    tuple[str, str], tuple[np.ndarray, np.ndarray]
+]  # (unit, quantity) -> steps at the start and after training
 
-    Without a checkpoint, they are the logged [smallest, median, largest].
-    """
-    try:
-        return read_checkpoint(run)
-    except Damaged as error:
-        warn(f"{run.folder}: {error}: the logged smallest, median and largest are drawn")
+
+def read_spread(run: Run) -> Memory:
+    """The logged [smallest, median, largest] steps of each FFM unit's traces and contexts."""
     scalars, steps = read_scalars(run), {}
     for tag in scalars:
         if named := re.fullmatch(rf"(memory\w*)/({'|'.join(QUANTITIES)})_median", tag):
@@ -808,8 +821,8 @@ def read_memory(run: Run) -> dict[tuple[str, str], tuple[np.ndarray, np.ndarray]
     return steps
 
 
-def read_checkpoint(run: Run) -> dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]:
-    """As `read_memory`, of every trace and context: -log(0.01) / |alpha| and 2 pi / |omega| (FFM, section 4).
+def read_checkpoint(run: Run) -> Memory:
+    """The steps of every trace [m] and context [c]: -log(0.01) / |alpha| and 2 pi / |omega| (FFM's t_alpha, t_omega).
 
     At the start, both are spread evenly in their logarithm from 1 to 1024 steps (memory.py). What is not trained is not
     in the checkpoint, and stays so; what an ablation takes away is left out.
@@ -846,17 +859,23 @@ def read_checkpoint(run: Run) -> dict[tuple[str, str], tuple[np.ndarray, np.ndar
 
 def plot_interpretation(args: Args, runs: list[Run]):
     """How long each of FFM's traces lasts, and after how long each context repeats: at the start and after training."""
-    style, rows, numbers = styles(runs), defaultdict(dict), {}
+    style, rows, numbers, spread_only = styles(runs), defaultdict(dict), {}, defaultdict(list)
     for run in (run for run in runs if run.memory == "ffm"):
         try:
-            memory = read_memory(run)
-        except Damaged as error:
-            warn(f"left out: {run.folder}: {error}")
-            continue
+            memory = read_checkpoint(run)
+        except Damaged as reason:
+            spread_only[f"{run.task} {run.label}", str(reason)].append(run.seed)
+            try:
+                memory = read_spread(run)
+            except Damaged as error:
+                warn(f"left out: {run.folder}: {error}")
+                continue
         for (unit, quantity), steps in memory.items():
             rows[run.task, run.label].setdefault((quantity, unit), {})[run.seed] = steps
     if not rows:
         raise Nothing("no run with an FFM whose traces fade or turn")
+    for (name, reason), seeds in spread_only.items():
+        warn(f"{name}, seed {', '.join(map(str, seeds))}: {reason}; drawn: the logged smallest, median and largest")
     columns = sorted(set().union(*rows.values()), key=lambda panel: (list(QUANTITIES).index(panel[0]), panel[1]))
     size = (7.2, 0.9 + 1.6 * len(rows))
     figure, axes = plt.subplots(len(rows), len(columns), figsize=size, squeeze=False, sharex="col", sharey=True)
@@ -1013,7 +1032,7 @@ def main(argv: list[str] | None = None):
             stream.reconfigure(errors="replace")  # a terminal without ± shows ?
     if shutil.get_terminal_size().columns < 60:
         os.environ["COLUMNS"] = "60"  # --help does not end where there is no width
-    args = tyro.cli(Args, args=argv)
+    args = tyro.cli(Args, prog="plot_results.py", args=argv)
     for name, right, holds in (
         ("confidence", "must be between 0 and 1", 0 < args.confidence < 1),
         ("points", "must be from 1 to 10000", 1 <= args.points <= 10_000),
@@ -1040,7 +1059,7 @@ def main(argv: list[str] | None = None):
     try:
         if args.kind in ("table", "parameters"):
             print(drawn, end="")
-        print(f"{out} and {out.with_suffix('.json')}: {len(runs)} runs", flush=True)
+        print(f"{out} and {out.with_suffix('.json')}: {len(runs)} run{'s' * (len(runs) > 1)}", flush=True)
     except OSError:  # who reads the output has gone; the files are written
         sys.stdout = open(os.devnull, "w")
 
