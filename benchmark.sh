@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every table of FRN, every figure of its learning curves, and FFM's ablations as a list of runs. (The figures of what an
-# untrained memory recalls and of FFM's interpretation are made by recall_curves.py and plot_results.py.)
+# Every table of FRN, every figure of its learning curves, and FFM's ablations as a list of runs. (The figures of what
+# an untrained memory recalls and of FFM's interpretation are made by recall_curves.py and plot_results.py.)
 #
 #   ./benchmark.sh GROUP... [--dry-run] [--budget F] [--seeds N] [--run-dir DIR] [--workers N] [--slurm [-- FLAGS]]
 #   ./benchmark.sh --once PYTHON SCRIPT FLAGS...
@@ -14,8 +14,8 @@
 #                memorychain: PPO with MLP, GRU and LRU, trained and frozen, delays 4 to 2048 (FRN, Fig. 2)
 #                playground: PPO with MLP, GRU and LRU, trained and frozen, positions or velocities hidden (FRN, Fig. 4)
 #                arcade: PQN with a CNN, GRU and LRU, trained and frozen, on four pixel tasks (FRN, Fig. 5)
-#   --dry-run    print the list, a command a line; on stderr how many runs, and the hours here by the SPS of finished runs
-#                of the same script and memory
+#   --dry-run    print the list, a command a line; on stderr how many runs, and the hours here by the SPS of finished
+#                runs of the same script and memory
 #   --budget F   train for F times the published steps; the runs' names say so (default 1)
 #   --seeds N    seeds 1 to N, side by side in one program (default: as published)
 #   --run-dir D  has a folder for each group (default runs/benchmark; relative to this script's folder)
@@ -25,8 +25,8 @@
 #                line of the list begins with it, so it does no harm to run one twice; see docs/sweeps.md
 #
 # Started again, it skips what is finished, resumes what was interrupted, and runs the rest. Ctrl-C and SIGTERM, SIGHUP,
-# SIGUSR1 are passed on to what runs, and waited for. What failed is named at the end, and the exit code is 1 then. PYTHON
-# names the interpreter (default python).
+# SIGUSR1 are passed on to what runs, and waited for. What failed is named at the end, and the exit code is 1 then.
+# PYTHON names the interpreter (default python).
 set -u
 shopt -s nullglob
 cd "$(dirname "$0")" || exit 1
@@ -35,12 +35,12 @@ dry_run=false slurm=false budget=1 seeds="" run_dir=runs/benchmark workers="" ar
 
 fail() { echo "benchmark.sh: error: $*" >&2; exit 2; }
 
-# look SETTING SEED: sets `folder`, the newest one of that run or empty, and `finished`. SETTING is the path up to the seed.
+# look SETTING SEED: sets `folder`, the newest of that run or empty, and `finished`. SETTING is the path up to the seed.
 look() {
   local candidate
   folder="" finished=false
   for candidate in "$1__$2__"*; do # their names end with the time
-    [ -f "$candidate/config.json" ] && folder=$candidate # without one, it was killed before there was anything to resume
+    [ -f "$candidate/config.json" ] && folder=$candidate # without one, it was killed before there was a run
     [ -f "$candidate/eval.json" ] && finished=true && return
   done
 }
@@ -56,7 +56,7 @@ once() { # PYTHON SCRIPT FLAGS...: becomes that program, so that whatever is sen
     esac
     command+=("${words[i]}")
   done
-  [[ $env && $memory && $name && $dir ]] || fail "--once: give --env, --memory, --exp-name and --run-dir; they name the folder"
+  [[ $env && $memory && $name && $dir ]] || fail "--once: needs --env, --memory, --exp-name and --run-dir"
   [[ $seed =~ ^[0-9]+$ && $count =~ ^[1-9][0-9]*$ ]] || fail "--once: --seed $seed --num-seeds $count: must be integers"
   for ((end = seed + count; seed < end; seed++)); do
     look "$dir/${env}__${name}__$memory$frozen" "$seed"
@@ -85,7 +85,8 @@ while [ $# -gt 0 ]; do
     --) sbatch_flags=("${@:2}"); break ;;
     -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
     ffm | popgym | reservoirs | mixers | table1 | memorychain | playground | arcade) groups+=("$1") ;;
-    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1, memorychain, playground, arcade; see --help" ;;
+    *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1, memorychain, playground," \
+      "arcade; see --help" ;;
   esac
   shift
 done
@@ -100,14 +101,16 @@ $dry_run || ! $slurm || command -v sbatch >/dev/null || fail "--slurm: there is 
 # --- The list. For each program: its command, its log, "SCRIPT MEMORY STEPS". And commands for when all have ended.
 lines=() logs=() work=() afterwards=() num_finished=0 num_resumed=0 num_new=0
 
-# run SCRIPT TASK MEMORY STEPS VARIANT FLAGS...: all seeds of one setting. MEMORY is as in the run folder's name, such as
-# gru-frozen; STEPS are the published ones; VARIANT names what else is special about the setting, if anything.
+# run SCRIPT TASK MEMORY STEPS VARIANT FLAGS...: all seeds of one setting. MEMORY is as in the run folder's name, such
+# as gru-frozen; STEPS are the published ones; VARIANT names what else is special about the setting, if anything.
 run() {
-  local script=$1 task=$2 memory=$3 steps=$4 name=$1${5:+-$5} flags=("${@:6}") setting seed first=1 state previous="" leader=""
+  local script=$1 task=$2 memory=$3 steps=$4 name=$1${5:+-$5} flags=("${@:6}")
+  local setting seed first=1 state previous="" leader=""
   [[ $budget == 1 ]] || name+=-budget$budget # and never less than one rollout
   flags=(--env "$task" --memory "${memory%-frozen}" "${flags[@]}" --exp-name "$name" --run-dir "$run_dir")
   [[ $memory == *-frozen ]] && flags+=(--frozen)
-  [[ $budget == 1 ]] || steps=$(awk -v s="$steps" -v b="$budget" -v r="${rollout:-2048}" 'BEGIN { n = int(s * b); printf "%d", n < r ? r : n }')
+  [[ $budget == 1 ]] ||
+    steps=$(awk -v s="$steps" -v b="$budget" -v r="${rollout:-2048}" 'BEGIN { s *= b; printf "%d", s < r ? r : s }')
   flags+=(--total-timesteps "$steps")
   setting=${task}__${name}__$memory
   for ((seed = 1; seed <= ${seeds:-$default_seeds}; seed++)); do
@@ -157,8 +160,8 @@ group_ffm() { # FRN's agent, budget and seeds, with FFM in place of the RNN, and
   done
 }
 
-# FRN counts six tasks with three difficulties each, and names five. The sixth is Battleship or HigherLower, the two others
-# with discrete actions that are not among those it left out.
+# FRN counts six tasks with three difficulties each, and names five. The sixth is Battleship or HigherLower, the two
+# others with discrete actions that are not among those it left out.
 frn_families="Minesweeper NoisyStatelessCartPole RepeatFirst RepeatPrevious StatelessCartPole Battleship HigherLower"
 
 frn_runs() { # MEMORY...
@@ -183,8 +186,11 @@ group_mixers() {
 group_table1() {
   local default_seeds=1 memory
   for memory in gru gru-frozen lru lru-frozen; do run pqn_frozen_rnn StatelessCartPoleEasy "$memory" 2048 ""; done
-  for memory in gru gru-frozen lru lru-frozen; do run ppo_playground BallInCup-positions "$memory" 2048 "" --observe positions; done
-  afterwards+=("$(printf '%q ' "$python" plot_results.py --run-dir "$run_dir" --kind parameters --out "$run_dir/parameters.md")")
+  for memory in gru gru-frozen lru lru-frozen; do
+    run ppo_playground BallInCup-positions "$memory" 2048 "" --observe positions
+  done
+  local table=(--kind parameters --out "$run_dir/parameters.md")
+  afterwards+=("$(printf '%q ' "$python" plot_results.py --run-dir "$run_dir" "${table[@]}")")
 }
 
 group_memorychain() { # the paper's text has eight delays in one place, and these ten in another
@@ -215,14 +221,15 @@ group_arcade() { # the paper names four tasks and no difficulty
 hours() { # of the list, by the SPS of what has finished in any group's folder
   local evals=("$run_dir"/*/*__*/eval.json)
   {
-    [ ${#evals[@]} -eq 0 ] || grep -oH '"SPS": *[0-9.e+]*' "${evals[@]}" # …/TASK__NAME__MEMORY__SEED__TIME/eval.json:"SPS": N
+    # …/TASK__SCRIPT[-VARIANT]__MEMORY__SEED__TIME/eval.json:"SPS": N
+    [ ${#evals[@]} -eq 0 ] || grep -oH '"SPS": *[0-9.e+]*' "${evals[@]}"
     [ ${#work[@]} -eq 0 ] || printf '%s\n' "${work[@]}"
   } | awk -v workers="${workers:-1}" '
     /"SPS":/ { n = split($0, part, "__"); split(part[n - 3], script, "-"); kind = script[1] " " part[n - 2]
                sub(/.*"SPS": */, ""); if ($0 > 0) { seconds[kind] += 1 / $0; count[kind]++ }; next }
     { kind = $1 " " $2; if (kind in count) { known++; sum += $3 * seconds[kind] / count[kind] } else unknown++ }
     END { if (known) printf "# %.1f hours for %d programs, %d at a time\n", sum / 3600 / workers, known, workers
-          if (unknown) printf "# hours unknown for %d programs: none of their script and memory has finished\n", unknown }' >&2
+          if (unknown) printf "# hours unknown for %d programs: none of their kind has finished\n", unknown }' >&2
 }
 
 submit() {
@@ -350,20 +357,22 @@ fi
 
 [ -z "$workers" ] || spread
 execute
-if [ $num_done -eq ${#lines[@]} ]; then
-  stop_code=0
+if [ $((num_done + ${#failed[@]})) -eq ${#lines[@]} ]; then
+  stop_code=0 # it came too late
 elif [ $stop_code -gt 0 ]; then
   echo "# stopped: $num_done of ${#lines[@]} finished; the same command goes on" >&2
 fi
 # Slurm starts a pre-empted task again by itself, and one near its time limit if it asks for it.
 [[ $array_list && $stop_code == 138 ]] && scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-[ $stop_code -eq 0 ] || exit $stop_code
-for command in "${afterwards[@]}"; do
-  echo "$command"
-  eval "$command" || failed+=("$command # exit code $?")
-done
+if [ $stop_code -eq 0 ]; then
+  for command in "${afterwards[@]}"; do
+    echo "$command"
+    eval "$command" || failed+=("$command # exit code $?")
+  done
+fi
 if [ ${#failed[@]} -gt 0 ]; then
   echo "failed:" >&2
   printf '  %s\n' "${failed[@]}" >&2
-  exit 1
+  [ $stop_code -gt 0 ] || stop_code=1
 fi
+exit $stop_code

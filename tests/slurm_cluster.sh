@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A Slurm cluster of one node on this machine, for tests: munged, slurmctld and slurmd, on the loopback device, no accounting.
+# A Slurm cluster of one node on this machine, for tests: munged, slurmctld and slurmd, by loopback, without accounting.
 #
-#   tests/slurm_cluster.sh start DIR    keys, configuration, logs and state are in DIR; prints what to export: SLURM_CONF=…
+#   tests/slurm_cluster.sh start DIR    keys, configuration, logs and state are in DIR; prints SLURM_CONF=…, to export
 #   tests/slurm_cluster.sh stop DIR
 #
 # As root, with Debian's packages slurm-wlm and munge. Nothing outside of DIR is written.

@@ -293,6 +293,18 @@ def test_a_line_of_the_list_starts_resumes_and_skips_its_run(bench):
     assert (bench.folder / folder / "eval.json").read_text().count("SPS") == 1
 
 
+def test_the_page_on_sweeps_runs_a_line_by_its_index_and_lists_runs_of_ones_own(bench):
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    options = {"cwd": bench.folder, "check": True, "stdout": subprocess.DEVNULL}
+    environment = os.environ | {"JOB_COMPLETION_INDEX": "1"}
+    own_list = re.search(r"^for lr in .*?^done > runs.txt$", page, re.DOTALL | re.MULTILINE)[0]
+    subprocess.run(["bash", "-c", own_list.replace(" python ", " ./stub ")], **options)
+    command = re.search(r"command: \[bash, -c, '(.*)'\]", page)[1]
+    subprocess.run(["bash", "-c", command], **options, env=environment)
+    done = [file.parent.name for file in sorted(bench.folder.glob("runs/lr/*/eval.json"))]
+    assert done == [f"RepeatFirstEasy__lr-3e-4__ffm-frozen__{seed}__1700000000" for seed in range(1, 6)]
+
+
 def test_a_dry_run_counts_runs_and_hours_by_what_has_finished(bench):
     done, _ = bench("arcade", "--dry-run", "--run-dir", "r")
     assert done.stderr.splitlines()[0] == "# 80 runs: 0 finished, 0 to resume, 80 to start, in 16 programs"
@@ -355,20 +367,20 @@ def test_workers_are_never_more_than_asked_for_and_have_cores_of_their_own(bench
 @pytest.mark.parametrize("workers", [(), pytest.param(("--workers", "2"), marks=two_cores)])
 @pytest.mark.parametrize("name, code", [("HUP", 129), ("INT", 130), ("USR1", 138), ("TERM", 143)])
 def test_a_signal_to_benchmark_sh_alone_reaches_every_run_once(bench, workers, name, code):
-    flags, count = ("arcade", "--seeds", "2", "--run-dir", "r", *workers), 2 if workers else 1
+    flags, count = ("table1", "--seeds", "2", "--run-dir", "r", *workers), 2 if workers else 1
     process = bench.start(*flags, WAIT="0")
     await_(lambda: len(bench.happened("begin")) == count, process)
     process.send_signal(getattr(signal, f"SIG{name}"))
     stdout, stderr = process.communicate(timeout=20)
-    assert process.returncode == code and "# stopped: 0 of 16 finished; the same command goes on" in stderr
+    assert process.returncode == code and "# stopped: 0 of 8 finished; the same command goes on" in stderr
     began = [pid for pid, _ in bench.happened("begin")]
     assert sorted(bench.happened("signal")) == sorted([pid, name] for pid in began) and bench.happened("end") == []
     assert not any(os.path.exists(f"/proc/{pid}") for pid in began)
     (bench.folder / "go").touch()
     done, calls = bench(*flags, WAIT="0")
-    assert done.returncode == 0 and sum("--resume" in call for call in calls) == count and len(calls) == 16
-    evals = [file.read_text() for file in bench.folder.glob("r/arcade/*/eval.json")]
-    assert len(evals) == 32 and all(text.count("SPS") == 1 for text in evals), "each run has finished once"
+    assert done.returncode == 0 and sum("--resume" in call for call in calls) == count and len(calls) == 8 + 1
+    evals = [file.read_text() for file in bench.folder.glob("r/table1/*/eval.json")]
+    assert len(evals) == 16 and all(text.count("SPS") == 1 for text in evals), "each run has finished once"
 
 
 @two_cores
