@@ -31,7 +31,7 @@ start() {
   chmod 755 "$dir" # munged wants its folders to be root's alone to write
   (umask 077 && head -c 1024 /dev/urandom >"$dir/munge.key")
   host=$(hostname -s)
-  port=$((20000 + $$ % 20000))
+  port=$((20000 + $$ % 5000 * 2)) # another cluster may run here
   cat >"$SLURM_CONF" <<END
 ClusterName=test
 SlurmctldHost=$host(127.0.0.1)
