@@ -19,6 +19,22 @@ gradients still flow through the unit to its input. The parameters stay in the "
 The two papers, called FFM and FRN below:
     FFM  Morad, Kortvelesy, Liwicki, Prorok (2023). Reinforcement Learning with Fast and Forgetful Memory.
     FRN  Wang, He, Jin (2026). Does Learning Recurrent Networks Matter in Partially Observable RL?
+
+How to read the code. A unit multiplies its inputs with matrices, follows a recurrence, and multiplies the states with
+matrices. Only the recurrence has to go step by step; the products of all steps are done at once. A unit writes this as
+a function `sequence(state, x, reset) -> (last state, y)`. Three devices make it fast, and change no number:
+
+    through_time  calls `sequence`. On a CPU it does so for one piece of time after the other, so short that what is
+                  computed in between fits the processor's cache. A GPU wants all the work at once, and gets it.
+    keep          To get gradients, intermediate results are needed a second time. Storing all of them takes longer
+                  than computing most of them again (gradient checkpointing), so only those inside `keep` are stored:
+                  the results of matrix products and recurrences.
+    pairs         A vector of K complex numbers is stored as 2 K real ones: (real parts ‖ imaginary parts). A product
+                  with a complex matrix is then a single real one, and no optimiser or checkpoint meets a complex
+                  number. `pair` takes such a vector apart, `packed` puts it together.
+
+The recurrences have gradients written by hand. Automatic differentiation would add to the gradient of a matrix at every
+step; written by hand, this is one product over all steps, after the scan back in time.
 """
 
 import dataclasses
@@ -173,11 +189,7 @@ PIECE = 1024
 
 
 def through_time(function: Callable, carry, x: jax.Array, reset: jax.Array):
-    """function(carry, x, reset) -> (carry, y), over all steps at once or, on a CPU, over pieces of them in turn.
-
-    The numbers are the same. All at once, every intermediate result of a long sequence is large, and a CPU spends more
-    time on moving (first of all on getting) memory than on arithmetic. An accelerator wants all steps at once.
-    """
+    """function(carry, x, reset) -> (carry, y) over all steps, on a CPU in pieces: see "How to read the code"."""
     T, B = reset.shape
     kept = jax.checkpoint_policies.save_only_these_names("kept")
     function = jax.checkpoint(function, policy=kept, prevent_cse=False)
@@ -195,7 +207,7 @@ def through_time(function: Callable, carry, x: jax.Array, reset: jax.Array):
 
 
 def keep(values):
-    """Marks what the gradient should keep from the forward pass; everything else is cheaper to compute again."""
+    """Marks what the gradient keeps from the forward pass: see "How to read the code"."""
     return jax.tree.map(lambda value: checkpoint_name(value, "kept"), values)
 
 
@@ -273,12 +285,7 @@ class GRU(Memory):
 
 @jax.custom_vjp
 def gru_recurrence(weights, inputs, reset: jax.Array, initial: jax.Array) -> jax.Array:
-    """The part of a GRU that is sequential: all h [T, B, N], from the W x + b of all steps.
-
-    Its gradient is written by hand: differentiated automatically, the scan would add to all three gradients of U at
-    every step, which costs more than the step itself. Here the scan back in time is left with what is sequential, and
-    the gradients of U are three matrix products over all steps after it.
-    """
+    """The part of a GRU that is sequential: all h [T, B, N], from the W x + b of all steps."""
     return gru_forward(weights, inputs, reset, initial)[0]
 
 
@@ -350,10 +357,7 @@ def shift(initial: jax.Array, h: jax.Array) -> jax.Array:
 def linear_recurrence(decay, u, reset: jax.Array, initial: jax.Array, form: str = "auto") -> jax.Array:
     """All states of h_t = λ ⊙ h_{t-1} + u_t, for complex λ with |λ| <= 1, where h_{t-1} counts as 0 if reset[t].
 
-    A vector of K complex numbers is a vector of 2 K real ones, (real parts ‖ imaginary parts), so that the products
-    around the recurrence are single real ones:
-
-        decay λ [2 K],   u [T, B, 2 K],   reset [T, B],   initial [B, 2 K]   ->   h [T, B, 2 K]
+        decay λ [2 K],   u [T, B, 2 K],   reset [T, B],   initial [B, 2 K]   ->   h [T, B, 2 K]     all as pairs
 
     A real input can drive several states: u [T, B, m] with K = c · m stands for c copies of itself, side by side.
 
@@ -370,7 +374,7 @@ def linear_recurrence(decay, u, reset: jax.Array, initial: jax.Array, form: str 
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear_recurrence(static, decay, u, reset, initial):
+def _linear_recurrence(static, decay, u, reset, initial):  # static: form and width of u, which are no arrays
     return linear_forward(static, decay, u, reset, initial)[0]
 
 
@@ -544,7 +548,7 @@ class FFM(Memory):
     @nn.compact
     def __call__(self, carry, x: jax.Array, reset: jax.Array):
         self.check(carry, x, reset)
-        m, c, N = self.trace_size, self.context_size, self.features
+        m, c, N, F = self.trace_size, self.context_size, self.features, x.shape[-1]
 
         alpha, omega = initial_alpha(m), initial_omega(c)
         if self.decay and self.learn_decay:
@@ -555,19 +559,22 @@ class FFM(Memory):
         angle = -omega if self.oscillation else jnp.zeros_like(omega)
         gamma = polar(jnp.tile(radius, c), jnp.repeat(angle, m))  # [2 c m]
 
-        l1, l3, l5 = (
-            self.linear("l1", x.shape[-1], m),
-            self.linear("l3", 2 * c * m, N),
-            self.linear("l5", x.shape[-1], N),
-        )
-        l2 = self.linear("l2", x.shape[-1], m) if self.input_gate else None
-        l4 = self.linear("l4", x.shape[-1], N) if self.output_gate else None
+        l1 = self.linear("l1", F, m)
+        l3 = self.linear("l3", 2 * c * m, N)
+        l5 = self.linear("l5", F, N)
+        l2 = self.linear("l2", F, m) if self.input_gate else None
+        l4 = self.linear("l4", F, N) if self.output_gate else None
 
         def sequence(S, x, reset):
-            trace = l1(x) * nn.sigmoid(l2(x)) if l2 else l1(x)  # [T, B, m]
+            trace = l1(x)  # [T, B, m]
+            if self.input_gate:
+                trace = trace * nn.sigmoid(l2(x))
             S = linear_recurrence(gamma, trace, reset, S, self.form)  # [T, B, 2 c m]
-            z = l3(S)  # [T, B, N]
-            return S[-1], gated_output(z, l4(x), l5(x)) if l4 else normalize(z) + l5(x)
+            z = normalize(l3(S))  # [T, B, N]
+            if not self.output_gate:
+                return S[-1], z + l5(x)
+            gate = nn.sigmoid(l4(x))
+            return S[-1], z * gate + l5(x) * (1 - gate)
 
         return through_time(sequence, carry, x, reset)
 
@@ -585,11 +592,6 @@ class FFM(Memory):
         if not self.oscillation:
             omega = jnp.zeros_like(omega)
         return {"trace_durability": trace_durability(alpha), "contextual_period": contextual_period(omega)}
-
-
-def gated_output(z: jax.Array, gate: jax.Array, residual: jax.Array) -> jax.Array:
-    gate = nn.sigmoid(gate)
-    return normalize(z) * gate + residual * (1 - gate)  # (17)
 
 
 def initial_alpha(trace_size: int, longest: float = 1024.0):
@@ -698,7 +700,8 @@ def draw_theta(uniform: jax.Array, max_phase: float) -> jax.Array:
 class Reservoir(Memory):
     """Layers of `features` units, each driven by the one below; the output is all of them side by side (FRN, Eq. A2).
 
-    y [T, B, num_layers · features]. Reservoirs need no layers between or before them: they stack on the input.
+    y [T, B, num_layers · features]. Reservoirs need no layers between or before them: they stack on the input. What a
+    layer does is a reservoir's own: layer(i, state, u, reset) -> (last state, y), with u [T, B, F] from below.
     """
 
     num_layers: int = 2
