@@ -6,13 +6,15 @@ which tell how much could be won if memory and luck were perfect.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from popjym import stateless_cartpole, stateless_pendulum
+import popjym
+from popjym import spaces, stateless_cartpole, stateless_pendulum
 from popjym.multi_armed_bandit import pay_probability
 
 
@@ -94,6 +96,37 @@ def episode_returns(env, params, player, keys):
         return carry[4]
 
     return np.asarray(rollout(keys), np.float64)
+
+
+@cache
+def with_and_without_reset(env_id, seeds=8):
+    """Two episodes and a step per seed: what `step_env` and what `step` returned, each at every step [seeds, steps].
+
+    The next step starts from what `step` returned. Actions have the types that argmax and a network give.
+    """
+    env, params = popjym.make(env_id)
+    family = env_id.removesuffix("Easy").removesuffix("Medium").removesuffix("Hard")
+    players_that_win = {"Battleship": all_knowing_gunner, "Minesweeper": all_knowing_clicker}
+    player = players_that_win.get(family, random_player)(env, params)
+    type_of_action = int if isinstance(env.action_space(params), spaces.Discrete) else float
+
+    @jax.jit
+    @jax.vmap
+    def rollout(key):
+        key_reset, key_player, key_steps = jax.random.split(key, 3)
+
+        def step(carry, key):
+            obs, state, memory = carry
+            action, memory = player.act(memory, obs, state)
+            action = action.astype(type_of_action)
+            plain = env.step_env(jax.random.clone(key), state, action, params)
+            auto = env.step(key, state, action, params)
+            return (*auto[:2], memory), (plain, auto)
+
+        carry = (*env.reset(key_reset, params), player.begin(key_player))
+        return jax.lax.scan(step, carry, jax.random.split(key_steps, 2 * params.max_steps_in_episode + 1))[1]
+
+    return jax.device_get(rollout(jax.random.split(jax.random.key(0), seeds)))
 
 
 def first_end(trace):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32
-from popjym_players import all_knowing_clicker, all_knowing_gunner, original_name, random_player
+from popjym_players import original_name, with_and_without_reset
 
 import popjym
 from popjym import deck, prng, spaces
@@ -151,31 +151,12 @@ def test_other_kinds_of_keys_work():
 
 # --- Auto-reset -----------------------------------------------------------------------------------------------------
 
-PLAYERS_THAT_END_EARLY = {"Battleship": all_knowing_gunner, "Minesweeper": all_knowing_clicker}
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_auto_reset(family):
     """A step is a step_env; at an end, and only there, observation and state are a new episode's first."""
     env, params = popjym.make(family + "Easy")
-    player = PLAYERS_THAT_END_EARLY.get(family, random_player)(env, params)
-
-    @jax.jit
-    @jax.vmap
-    def rollout(key):
-        key_reset, key_player, key_steps = jax.random.split(key, 3)
-
-        def step(carry, key):
-            obs, state, memory = carry
-            action, memory = player.act(memory, obs, state)
-            plain = env.step_env(key, state, action, params)
-            obs, state, *rest = env.step(key, state, action, params)
-            return (obs, state, memory), (plain, (obs, state, *rest))
-
-        carry = (*env.reset(key_reset, params), player.begin(key_player))
-        return jax.lax.scan(step, carry, jax.random.split(key_steps, 2 * params.max_steps_in_episode + 1))[1]
-
-    plain, auto = jax.device_get(rollout(jax.random.split(jax.random.key(0), 8)))
+    plain, auto = with_and_without_reset(env.name)
     done = plain[3]
     assert (done.sum(axis=1) >= 2).all()
     for ours, theirs in zip(auto[2:], plain[2:], strict=True):  # reward, done, info with the last observation

@@ -1,0 +1,40 @@
+"""popjym under the settings that JAX's users put into their environment: the same games, number for number."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import popjym_settings
+import pytest
+
+import popjym
+
+EASY = [env_id for env_id in popjym.registered_envs if env_id.endswith("Easy")]
+OTHERS = [env_id for env_id in popjym.registered_envs if not env_id.endswith("Easy")]
+
+
+@pytest.mark.parametrize("env_ids", [EASY, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["easy", "others"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        ["JAX_ENABLE_X64"],
+        ["JAX_DEBUG_NANS", "JAX_DEBUG_KEY_REUSE", "JAX_ENABLE_CUSTOM_PRNG"],
+    ],
+    ids=["64 bits", "no NaN and no key used twice"],
+)
+def test_a_setting_of_jax_changes_nothing(setting, env_ids, tmp_path):
+    """Reset, steps and auto-reset, inside a scan: it ends well, and every type and every number is the same."""
+    command = [sys.executable, popjym_settings.__file__, tmp_path / "trajectories.npz", *env_ids]
+    process = subprocess.run(command, env=os.environ | dict.fromkeys(setting, "1"), capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    with np.load(tmp_path / "trajectories.npz") as file:
+        found = dict(file)
+
+    expected = {}
+    for env_id in env_ids:
+        expected |= popjym_settings.trajectory(env_id)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype, name
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
