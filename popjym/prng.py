@@ -43,7 +43,10 @@ def words(key, n):
     """
     if n == 0:
         return []
-    key_words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if is_typed and jax.config.jax_debug_key_reuse:
+        jax.random.bits(key)  # tells the checker that the key is used up: it does not know this hash as a use
+    key_words = jax.random.key_data(key) if is_typed else key
     if key_words.shape != (2,):  # not a threefry key
         return list(jax.random.bits(key, (n,), jnp.uint32))
     key_words = (stored(key_words[0]), stored(key_words[1]))

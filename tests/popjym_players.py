@@ -6,7 +6,7 @@ which tell how much could be won if memory and luck were perfect.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,9 @@ import numpy as np
 import popjym
 from popjym import spaces, stateless_cartpole, stateless_pendulum
 from popjym.multi_armed_bandit import pay_probability
+
+# Most of these tests' time is compilation, and XLA's optimisation most of that. Small games are fast without it.
+QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 def original_name(env_id):
@@ -100,7 +103,7 @@ def episode_returns(env, params, player, keys):
 
 @cache
 def with_and_without_reset(env_id, seeds=8):
-    """Two episodes and a step per seed: what `step_env` and what `step` returned, each at every step [seeds, steps].
+    """Two episodes and a step per seed: what `step_env` and what `step` returned, each at every step [steps, seeds].
 
     The next step starts from what `step` returned. Actions have the types that argmax and a network give.
     """
@@ -110,23 +113,25 @@ def with_and_without_reset(env_id, seeds=8):
     player = players_that_win.get(family, random_player)(env, params)
     type_of_action = int if isinstance(env.action_space(params), spaces.Discrete) else float
 
-    @jax.jit
-    @jax.vmap
+    @partial(jax.jit, compiler_options=QUICK_TO_COMPILE)
     def rollout(key):
         key_reset, key_player, key_steps = jax.random.split(key, 3)
+        obs, state = jax.vmap(env.reset, (0, None))(jax.random.split(key_reset, seeds), params)
+        memory = jax.vmap(player.begin)(jax.random.split(key_player, seeds))
 
         def step(carry, key):
             obs, state, memory = carry
-            action, memory = player.act(memory, obs, state)
+            keys = jax.random.split(key, seeds)
+            action, memory = jax.vmap(player.act)(memory, obs, state)
             action = action.astype(type_of_action)
-            plain = env.step_env(jax.random.clone(key), state, action, params)
-            auto = env.step(key, state, action, params)
+            plain = jax.vmap(env.step_env, (0, 0, 0, None))(jax.random.clone(keys), state, action, params)
+            auto = jax.vmap(env.step, (0, 0, 0, None))(keys, state, action, params)
             return (*auto[:2], memory), (plain, auto)
 
-        carry = (*env.reset(key_reset, params), player.begin(key_player))
-        return jax.lax.scan(step, carry, jax.random.split(key_steps, 2 * params.max_steps_in_episode + 1))[1]
+        steps = 2 * params.max_steps_in_episode + 1
+        return jax.lax.scan(step, (obs, state, memory), jax.random.split(key_steps, steps))[1]
 
-    return jax.device_get(rollout(jax.random.split(jax.random.key(0), seeds)))
+    return jax.device_get(rollout(jax.random.key(0)))
 
 
 def first_end(trace):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import popjym_settings
 import pytest
@@ -38,3 +39,12 @@ def test_a_setting_of_jax_changes_nothing(setting, env_ids, tmp_path):
     for name, values in expected.items():
         assert found[name].dtype == values.dtype, name
         np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+def test_the_checker_sees_the_keys_that_a_game_uses():
+    env, params = popjym.make("RepeatFirstEasy")
+    with jax.debug_key_reuse(True):
+        key = jax.random.key(0)
+        _, state = env.reset(key, params)
+        with pytest.raises(jax.errors.KeyReuseError):
+            env.step(key, state, 0, params)
