@@ -13,21 +13,23 @@ import popjym
 
 EASY = [env_id for env_id in popjym.registered_envs if env_id.endswith("Easy")]
 OTHERS = [env_id for env_id in popjym.registered_envs if not env_id.endswith("Easy")]
+WIDE = ["JAX_ENABLE_X64"]
+CHECKS = ["JAX_DEBUG_NANS", "JAX_DEBUG_KEY_REUSE", "JAX_ENABLE_CUSTOM_PRNG"]
 
 
-@pytest.mark.parametrize("env_ids", [EASY, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["easy", "others"])
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "setting",
-    [
-        ["JAX_ENABLE_X64"],
-        ["JAX_DEBUG_NANS", "JAX_DEBUG_KEY_REUSE", "JAX_ENABLE_CUSTOM_PRNG"],
-    ],
-    ids=["64 bits", "no NaN and no key used twice"],
+    "settings, env_ids",
+    [(WIDE + CHECKS, EASY), slow(WIDE, EASY), slow(CHECKS, EASY), slow(WIDE, OTHERS), slow(CHECKS, OTHERS)],
+    ids=["all at once", "64 bits", "checks", "64 bits, Medium and Hard", "checks, Medium and Hard"],
 )
-def test_a_setting_of_jax_changes_nothing(setting, env_ids, tmp_path):
-    """Reset, steps and auto-reset, inside a scan: it ends well, and every type and every number is the same."""
+def test_a_setting_of_jax_changes_nothing(settings, env_ids, tmp_path):
+    """Reset, steps and auto-reset, inside a scan: no NaN, no key used twice, and every type and number is the same."""
     command = [sys.executable, popjym_settings.__file__, tmp_path / "trajectories.npz", *env_ids]
-    process = subprocess.run(command, env=os.environ | dict.fromkeys(setting, "1"), capture_output=True, text=True)
+    process = subprocess.run(command, env=os.environ | dict.fromkeys(settings, "1"), capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     with np.load(tmp_path / "trajectories.npz") as file:
         found = dict(file)
