@@ -4,18 +4,25 @@ A unit with random, frozen parameters reads a sequence. A linear readout, fitted
 then names a bit that it read k steps ago. Two tasks:
 
     stream  a new random bit at every step: the memory capacity of the reservoir-computing field (Jaeger, 2001). Every
-            bit competes with all others: the capacity, Σ_k r²(k), cannot exceed the number of real state variables.
+            bit competes with all others: the capacity, the sum of r^2 over all k, cannot exceed the number of real
+            state variables.
     cue     one bit, then weak noise: what MemoryChain and other delayed-recall tasks ask for.
 
     python recall_curves.py                                              # all units: docs/memory_recall.{json,png}
     python recall_curves.py --units GRU LRU LRU:r_min=0.99,r_max=0.9999 --tasks cue --png lru.png
 
-The readout sees the unit's state (its carry), as a trained one could through the layers after it.
+A unit is a class of memory.py, with any of its settings. The readout sees the unit's state (its carry), as a trained
+one could through the layers after it. Curves that the json file already has and that are not asked for now are kept.
 """
 
 import argparse
+import dataclasses
 import json
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +37,8 @@ import matplotlib.pyplot as plt  # noqa: E402
 jax.config.update("jax_default_matmul_precision", "highest")
 
 DOCS = Path(__file__).resolve().parent / "docs"
-DELAYS = 2048
+DELAYS = 2048  # the longest
+WIDTH = 256  # of units that do not name their features
 UNITS = [
     "GRU",
     "FFM",
@@ -41,15 +49,38 @@ UNITS = [
     "DeepESN",
     "SRC",
     "ParalESN:r_min=0.9,r_max=0.999",
-    "ParalESN",
+    "ParalESN:r_min=0.99,r_max=0.9999",
 ]
+CLASSES = ("GRU", "FFM", "LRU", "DeepESN", "SRC", "ParalESN")
 
 
-def make_unit(description: str, features: int) -> memory.Memory:
-    """A frozen unit from e.g. "LRU:r_min=0.99,r_max=0.9999"."""
-    name, _, fields = description.partition(":")
-    values = dict(field.split("=") for field in fields.split(",") if field)
-    return getattr(memory, name)(features=features, freeze=True, **{k: json.loads(v) for k, v in values.items()})
+def make_unit(description: str) -> memory.Memory:
+    """A frozen unit from e.g. "LRU:r_min=0.99,r_max=0.9999". Raises ValueError where there is no such unit."""
+    name, _, settings = description.partition(":")
+    if name not in CLASSES:
+        raise ValueError(f"no unit is called {name!r}; there are {', '.join(CLASSES)}")
+    unit = getattr(memory, name)
+    types = {field.name: field.type for field in dataclasses.fields(unit)}
+    for not_a_setting in ("name", "parent", "freeze"):
+        del types[not_a_setting]
+    values = {"features": WIDTH}
+    for setting in settings.split(",") if settings else []:
+        field, _, text = setting.partition("=")
+        if field not in types:
+            raise ValueError(f"{name} has no setting {field!r}; it has {', '.join(types)}")
+        try:
+            values[field] = {"true": True, "false": False}[text] if types[field] is bool else types[field](text)
+        except (ValueError, KeyError):
+            right = "true or false" if types[field] is bool else f"of type {types[field].__name__}"
+            raise ValueError(f"{field} must be {right}, not {text!r}") from None
+    return unit(freeze=True, **values)
+
+
+def with_width(description: str, features: int) -> str:
+    """Units of several widths may stand in one file: the name of one that has not the usual width tells it."""
+    if features == WIDTH or "features=" in description:
+        return description
+    return f"{description}{',' if ':' in description else ':'}features={features}"
 
 
 def stream_states(cell: memory.Memory, key: jax.Array, x: jax.Array) -> np.ndarray:
@@ -86,11 +117,11 @@ def decode(states: np.ndarray, bits: np.ndarray, train: int) -> tuple[np.ndarray
     return (np.sign(prediction) == truth).mean(0), np.maximum(0, 1 - np.square(prediction - truth).mean(0))
 
 
-def recall(description: str, task: str, seed: int, features: int = 256) -> dict:
+def recall(description: str, task: str, seed: int) -> dict:
     """Accuracy at the delays 1 … 2048, and for the stream the memory capacity."""
-    cell, key = make_unit(description, features), jax.random.key(seed)
+    cell, key = make_unit(description), jax.random.key(seed)
     rng = np.random.default_rng(seed)
-    direction = rng.normal(size=features).astype(np.float32)  # how a bit appears in the input
+    direction = rng.normal(size=cell.features).astype(np.float32)  # how a bit appears in the input
     if task == "stream":
         batch, steps = 3, 3 * DELAYS
         bits = rng.choice([-1.0, 1.0], size=(steps, batch)).astype(np.float32)
@@ -100,7 +131,7 @@ def recall(description: str, task: str, seed: int, features: int = 256) -> dict:
         targets = np.swapaxes(past, 0, 1).reshape(-1, DELAYS)
         accuracy, r2 = decode(samples, targets, train=len(samples) * (batch - 1) // batch)
         delays = np.arange(1, DELAYS + 1)
-        shown = np.unique(np.round(2 ** np.arange(0, 11.01, 0.25)).astype(int))
+        shown = np.unique(np.round(2 ** np.arange(0, np.log2(DELAYS) + 0.01, 0.25)).astype(int))
         # Single delays are noisy: show the mean over neighbours within a tenth of the delay.
         smooth = [accuracy[np.abs(delays - k) <= 0.1 * k].mean() for k in shown]
         return {
@@ -108,7 +139,7 @@ def recall(description: str, task: str, seed: int, features: int = 256) -> dict:
             "accuracy": np.round(smooth, 4).tolist(),
             "capacity": round(float(r2.sum()), 1),
         }
-    delays = 2 ** np.arange(0, 12)
+    delays = 2 ** np.arange(0, int(np.log2(DELAYS)) + 1)
     bits = rng.choice([-1.0, 1.0], size=384).astype(np.float32)
     accuracy = cue_accuracy(cell, *jax.random.split(key), direction, bits, delays, noise=0.1)
     return {"delays": delays.tolist(), "accuracy": np.round(accuracy, 4).tolist()}
@@ -139,7 +170,7 @@ def cue_accuracy(cell, key, noise_key, direction, bits, delays, noise) -> list[f
     return accuracy
 
 
-def plot(results: dict, path: Path) -> None:
+def plot(results: dict) -> plt.Figure:
     tasks = list(results)
     names = dict.fromkeys(name for units in results.values() for name in units)
     colours = {name: f"C{i % 10}" for i, name in enumerate(names)}  # a unit has one colour in all panels
@@ -157,7 +188,41 @@ def plot(results: dict, path: Path) -> None:
         axis.set_title({"stream": "a new bit at every step", "cue": "one bit, then weak noise"}[task])
         axis.legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    return figure
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the program with one line."""
+    print(f"recall_curves.py: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def load(path: Path) -> dict:
+    """The curves that are there already: {task: {unit: [a run for every seed]}}."""
+    if not path.exists():
+        return {}
+    try:
+        results = json.loads(path.read_text())
+        for runs in (runs for units in results.values() for runs in units.values()):
+            keys = {key for run in runs for key in run}
+            if not {"delays", "accuracy"} <= keys <= {"delays", "accuracy", "capacity"}:
+                raise ValueError("its runs do not have delays and accuracy")
+    except OSError as error:
+        fail(f"--json {path}: cannot read it: {error.strerror}")
+    except (ValueError, AttributeError, TypeError) as error:
+        fail(f"--json {path}: not a file of recall curves ({error}); move it away, or name another")
+    return results
+
+
+def save(path: Path, write: Callable) -> None:
+    """write(file), beside and then renamed: at `path` there is always either the old file or the whole new one."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        with beside.open("wb") as file:
+            write(file)
+        os.replace(beside, path)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}")
 
 
 def main():
@@ -165,21 +230,40 @@ def main():
     parser.add_argument("--units", nargs="+", default=UNITS)
     parser.add_argument("--tasks", nargs="+", default=["stream", "cue"], choices=["stream", "cue"])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--features", type=int, default=256)
+    parser.add_argument("--features", type=int, default=WIDTH)
     parser.add_argument("--json", type=Path, default=DOCS / "memory_recall.json")
     parser.add_argument("--png", type=Path, default=DOCS / "memory_recall.png")
     args = parser.parse_args()
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}  # what is not asked for now is kept
+
+    if args.seeds < 1:
+        fail(f"--seeds {args.seeds}: must be a positive integer")
+    if args.features < 1:
+        fail(f"--features {args.features}: must be a positive integer")
+    if args.png.suffix != ".png":
+        fail(f"--png {args.png}: must end in .png")
+    units = [with_width(unit, args.features) for unit in args.units]
+    for unit in units:
+        try:
+            make_unit(unit)
+        except ValueError as error:
+            fail(f"--units {unit}: {error}")
+
+    for flag, path in (("json", args.json), ("png", args.png)):
+        if not os.access(path.parent, os.W_OK):
+            fail(f"--{flag} {path}: its folder is not there, or cannot be written to; name another")
+
+    results = load(args.json)
     for task in args.tasks:
-        for unit in args.units:
-            runs = [recall(unit, task, seed, args.features) for seed in range(args.seeds)]
+        for unit in units:
+            runs = [recall(unit, task, seed) for seed in range(args.seeds)]
             results.setdefault(task, {})[unit] = runs
+            save(args.json, lambda file: file.write(json.dumps(results, indent=1).encode()))
             mean = np.mean([run["accuracy"] for run in runs], axis=0)
             far = [k for k, a in zip(runs[0]["delays"], mean, strict=True) if a >= 0.95]
             capacity = f", capacity {np.mean([run['capacity'] for run in runs]):.0f}" if task == "stream" else ""
             print(f"{task:6}  {unit:46}  95% up to {max(far, default=0):4} steps{capacity}", flush=True)
-            args.json.write_text(json.dumps(results, indent=1))
-    plot(results, args.png)
+    figure = plot(results)
+    save(args.png, lambda file: figure.savefig(file, dpi=130))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ obs, state = env.reset(key, params)
 obs, state, reward, done, info = env.step(key, state, action, params)
 """
 
-from popjym.registry import make, registered_envs
+from popjym.registration import REGISTERED_ENVS as registered_envs
+from popjym.registration import make, resolve
 
-__all__ = ["make", "registered_envs"]
+__all__ = ["make", "registered_envs", "resolve"]

@@ -59,7 +59,7 @@ class Autoencode(Environment):
         suit, cards = deck.deal(words[0], state.deck)
         suit, cards = jnp.where(watching, suit, 0), jnp.where(watching, cards, 0)
 
-        is_new = jnp.arange(params.num_cards) == time  # never true in play
+        is_new = jnp.arange(params.num_cards, dtype=jnp.int32) == time  # never true in play
         suits = jnp.where(is_new, suit.astype(jnp.int8), state.suits)
 
         answer = state.suits[params.max_steps_in_episode - time]  # from the last card, at time num_cards, to the first

@@ -52,10 +52,11 @@ def try_to_place(word, fleet, placed, params):
     To repeat this until it fits is what the original does. Its tries that leave the board are left out here: they are
     independent of where a ship ends up.
     """
-    ship_of_cell = np.repeat(np.arange(len(params.ship_sizes)), params.ship_sizes)  # [12]: 0 0 1 1 1 2 2 2 3 3 3 3
-    cell_of_ship = np.concatenate([np.arange(size) for size in params.ship_sizes])  # [12]: 0 1 0 1 2 0 1 2 0 1 2 3
+    sizes = params.ship_sizes
+    ship_of_cell = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)  # [12]: 0 0 1 1 1 2 2 2 3 3 3 3
+    cell_of_ship = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])  # [12]: 0 1 0 1 2 0 1 2 0 1 2 3
     is_new = ship_of_cell == placed  # [12]; nowhere true when all are placed
-    ship_size = jnp.sum(is_new)
+    ship_size = jnp.sum(is_new, dtype=jnp.int32)
 
     # Three random numbers from one word: the fraction of word * n / 2^32 is random, too.
     places = jnp.uint32(params.size - ship_size + 1)

@@ -59,7 +59,7 @@ class Concentration(Environment):
             time=jnp.int32(0),
             deck=deck.full(params.kinds, params.num_decks),
             table=jnp.full(params.num_cards, NO_CARD, jnp.int8),
-            shown=jnp.tile(jnp.arange(params.kinds + 1) == params.kinds, params.num_cards),
+            shown=jnp.tile(jnp.arange(params.kinds + 1, dtype=jnp.int32) == params.kinds, params.num_cards),
             pairs=jnp.int32(0),
             first=jnp.int32(NO_CARD),
         )
@@ -67,7 +67,7 @@ class Concentration(Environment):
 
     def move(self, words, state, action, params):
         time = state.time + 1
-        here = jnp.clip(action, 0, params.num_cards - 1)
+        here = jnp.clip(action, 0, params.num_cards - 1).astype(jnp.int32)
         is_second = state.first != NO_CARD
         already_up = ~state.shown[here * (params.kinds + 1) + params.kinds]
 
@@ -86,11 +86,12 @@ class Concentration(Environment):
         reward = jnp.where(failed, -cards_of_try / params.max_steps_in_episode, 0.0)
         reward = jnp.where(pair, 1 / (params.num_cards // 2), reward)
 
-        table = jnp.where(jnp.arange(params.num_cards) == here, kind.astype(jnp.int8), state.table)
+        is_here = jnp.arange(params.num_cards, dtype=jnp.int32) == here
+        table = jnp.where(is_here, kind.astype(jnp.int8), state.table)
         pairs = state.pairs + pair
 
         # The kinds + 1 entries of the two turned cards show their kinds; the others are as they were.
-        entry = jnp.arange(params.num_cards * (params.kinds + 1))
+        entry = jnp.arange(params.num_cards * (params.kinds + 1), dtype=jnp.int32)
         of_here = (entry - here * (params.kinds + 1)).astype(jnp.uint32)  # above kinds for the other cards
         of_first = (entry - state.first * (params.kinds + 1)).astype(jnp.uint32)
         obs = jnp.where(of_first <= params.kinds, of_first == first_kind.astype(jnp.uint32), state.shown)

@@ -30,10 +30,10 @@ def count(deck, kind):
 
 
 def one_hot(kind, kinds):
-    return (kind == jnp.arange(kinds)).astype(jnp.float32)
+    return (kind == jnp.arange(kinds, dtype=jnp.int32)).astype(jnp.float32)
 
 
 def two_one_hots(a, num_a, b, num_b):
     """one_hot(a) and one_hot(b), concatenated. (As a comparison, which XLA vectorises; it does not a concatenation.)"""
-    place = jnp.arange(num_a + num_b)
+    place = jnp.arange(num_a + num_b, dtype=jnp.int32)
     return jnp.where(place < num_a, place == a, place - num_a == b).astype(jnp.float32)

@@ -1,12 +1,13 @@
 """The base class: a game says how it starts and how it moves; this adds auto-reset, checks and fixed types."""
 
 import abc
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from popjym import prng
+from popjym import prng, spaces
 
 
 class Environment(abc.ABC):
@@ -23,6 +24,12 @@ class Environment(abc.ABC):
     @property
     def restart_words(self):
         return self.start_words
+
+    @property
+    def num_actions(self):
+        """gymnax's property, for the default params: how many discrete actions, or entries of a continuous one."""
+        space = self.action_space()
+        return space.n if isinstance(space, spaces.Discrete) else math.prod(space.shape)
 
     def __init__(self, name, default_params):
         self.name = name

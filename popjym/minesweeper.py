@@ -72,7 +72,7 @@ class Minesweeper(Environment):
     def move(self, words, state, action, params):
         time = state.time + 1
         cell = jnp.clip(action, 0, params.size**2 - 1)
-        clicked = jnp.arange(params.size**2) == cell  # [size²]
+        clicked = jnp.arange(params.size**2, dtype=jnp.int32) == cell  # [size²]
         exploded = jnp.any(state.mines == cell)
         again = jnp.any(state.viewed & clicked)
         viewed = state.viewed | (clicked & ~exploded)
@@ -82,9 +82,9 @@ class Minesweeper(Environment):
 
         rows_apart = jnp.abs(state.mines // params.size - cell // params.size)  # [num_mines]
         columns_apart = jnp.abs(state.mines % params.size - cell % params.size)
-        number = jnp.sum((rows_apart <= 1) & (columns_apart <= 1))
+        number = jnp.sum((rows_apart <= 1) & (columns_apart <= 1), dtype=jnp.int32)
 
-        terminated = exploded | (jnp.sum(viewed) == params.clear_cells)
+        terminated = exploded | (jnp.sum(viewed, dtype=jnp.int32) == params.clear_cells)
         truncated = (time == params.max_steps_in_episode) & ~terminated
         state = MinesweeperState(time, state.mines, viewed)
         return deck.one_hot(number, params.numbers), state, reward, terminated, truncated

@@ -27,9 +27,8 @@ class NoisyStatelessCartPoleParams:
 
 def observe(words, state, params):
     clean = jnp.stack([state.position, state.angle])
-    noise = params.noise_sigma * jnp.stack([prng.normal(word) for word in words])
-    bound = jnp.array(OBSERVATION_BOUND)
-    return jnp.clip(clean + noise, -bound, bound)
+    noise = jnp.asarray(params.noise_sigma, jnp.float32) * jnp.stack([prng.normal(word) for word in words])
+    return jnp.clip(clean + noise, -OBSERVATION_BOUND, OBSERVATION_BOUND)
 
 
 class NoisyStatelessCartPole(Environment):
@@ -46,8 +45,7 @@ class NoisyStatelessCartPole(Environment):
         return obs, state, 1 / params.max_steps_in_episode, fell, state.time >= params.max_steps_in_episode
 
     def observation_space(self, params=None):
-        bound = jnp.array(OBSERVATION_BOUND)
-        return spaces.Box(-bound, bound, (2,))
+        return spaces.Box(-OBSERVATION_BOUND, OBSERVATION_BOUND, (2,))
 
     def action_space(self, params=None):
         return spaces.Discrete(2)

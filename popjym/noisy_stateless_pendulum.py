@@ -26,7 +26,7 @@ class NoisyStatelessPendulumParams:
 
 def observe(words, state, params):
     clean = jnp.stack([jnp.cos(state.angle), jnp.sin(state.angle)])
-    noise = params.noise_sigma * jnp.stack([prng.normal(word) for word in words])
+    noise = jnp.asarray(params.noise_sigma, jnp.float32) * jnp.stack([prng.normal(word) for word in words])
     return jnp.clip(clean + noise, -1, 1)
 
 

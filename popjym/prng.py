@@ -18,7 +18,7 @@ def stored(x):
     XLA fuses arithmetic into whatever uses its result, and would hash again in every expression that uses a word, in
     loops that do not vectorise. It does not do that with a sum, even with one like this.
     """
-    twice = jnp.where(jnp.arange(2) == 0, x[..., None], jnp.zeros_like(x)[..., None])
+    twice = jnp.where(jnp.arange(2, dtype=jnp.int32) == 0, x[..., None], jnp.zeros_like(x)[..., None])
     return jnp.any(twice, axis=-1) if x.dtype == bool else jnp.sum(twice, axis=-1, dtype=x.dtype)
 
 
@@ -43,9 +43,12 @@ def words(key, n):
     """
     if n == 0:
         return []
-    key_words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if is_typed and jax.config.jax_debug_key_reuse:
+        jax.random.bits(key)  # tells the checker that the key is used up: it does not know this hash as a use
+    key_words = jax.random.key_data(key) if is_typed else key
     if key_words.shape != (2,):  # not a threefry key
-        return list(jax.random.bits(key, (n,)))
+        return list(jax.random.bits(key, (n,), jnp.uint32))
     key_words = (stored(key_words[0]), stored(key_words[1]))
     blocks = [threefry(key_words, jnp.uint32(i)) for i in range((n + 1) // 2)]
     return [word for block in blocks for word in block][:n]

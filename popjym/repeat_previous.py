@@ -50,7 +50,8 @@ class RepeatPrevious(Environment):
         reward = jnp.where(time < params.k, 0.0, jnp.where(right, scale, -scale))
 
         suit, cards = deck.deal(words[0], state.deck)
-        recent = jnp.where(jnp.arange(params.k) == time % params.k, suit, state.recent)
+        is_oldest = jnp.arange(params.k, dtype=jnp.int32) == time % params.k
+        recent = jnp.where(is_oldest, suit, state.recent)
         terminated = time == params.max_steps_in_episode
         return deck.one_hot(suit, deck.SUITS), RepeatPreviousState(time, cards, recent), reward, terminated, False
 

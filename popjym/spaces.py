@@ -1,11 +1,30 @@
-"""Observation and action spaces with gymnax's attributes; importing gymnax for two small classes takes a second."""
+"""Observation and action spaces that pass for gymnax's."""
+
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
-class Discrete:
+class Space:
+    """What gymnax's wrappers take for gymnax's own space of the same name.
+
+    They ask `isinstance`, which also looks at an object's `__class__`. A subclass would do, too, but then every program
+    that plays one of these games would import gymnax, which takes longer than JAX and popjym together. Whoever asks for
+    gymnax's classes has imported it already.
+    """
+
+    @property
+    def __class__(self):
+        gymnax_spaces = sys.modules.get("gymnax.environments.spaces")
+        return getattr(gymnax_spaces, type(self).__name__, type(self))
+
+    def __reduce__(self):  # pickle's own way insists on `__class__` being the type
+        return object.__new__, (type(self),), vars(self)
+
+
+class Discrete(Space):
     """The integers 0 ... n-1."""
 
     def __init__(self, n):
@@ -25,7 +44,7 @@ class Discrete:
         return f"Discrete({self.n})"
 
 
-class Box:
+class Box(Space):
     """Arrays of one shape with low <= x <= high in every entry; low and high broadcast to the shape."""
 
     def __init__(self, low, high, shape, dtype=jnp.float32):

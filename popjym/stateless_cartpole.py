@@ -11,6 +11,7 @@ remember      the previous positions, which give the velocities
 """
 
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from popjym import prng, spaces
@@ -18,7 +19,7 @@ from popjym.environment import Environment
 
 GRAVITY, CART_MASS, POLE_MASS, HALF_LENGTH, FORCE, TIME_STEP = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
 MAX_POSITION, MAX_ANGLE = 2.4, 12 * 2 * jnp.pi / 360
-OBSERVATION_BOUND = (2 * MAX_POSITION, 2 * MAX_ANGLE)
+OBSERVATION_BOUND = np.array([2 * MAX_POSITION, 2 * MAX_ANGLE], np.float32)
 
 
 @struct.dataclass
@@ -73,8 +74,7 @@ class StatelessCartPole(Environment):
         return obs, state, 1 / params.max_steps_in_episode, fell, state.time >= params.max_steps_in_episode
 
     def observation_space(self, params=None):
-        bound = jnp.array(OBSERVATION_BOUND)
-        return spaces.Box(-bound, bound, (2,))
+        return spaces.Box(-OBSERVATION_BOUND, OBSERVATION_BOUND, (2,))
 
     def action_space(self, params=None):
         return spaces.Discrete(2)

@@ -42,7 +42,7 @@ def hanging_anywhere(words):
 
 def swing(state, action, max_steps):
     """One Euler step: the new state, and the reward."""
-    torque = jnp.clip(jnp.reshape(action, ()), -MAX_TORQUE, MAX_TORQUE)
+    torque = jnp.clip(jnp.reshape(action, ()).astype(jnp.float32), -MAX_TORQUE, MAX_TORQUE)
     cost = state.angle**2 + 0.1 * state.velocity**2 + 0.001 * torque**2
     reward = (WORST_COST / 2 - cost) / (WORST_COST / 2) / max_steps
 

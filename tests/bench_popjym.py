@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import popjym_players as players  # noqa: E402
-from popjym_returns import standards  # noqa: E402
+from popjym_returns import standards, traces  # noqa: E402
 
 import popjym  # noqa: E402
 
@@ -106,9 +106,7 @@ def mean_return(env_id, standard):
     """What a scripted player gets on average, and in brackets what the rules say, where they say a number."""
     if standard.player is None:
         return f"{standard.expected:.3f}"
-    env, params = popjym.make(env_id)
-    keys = jax.random.split(jax.random.key(0), EPISODES)
-    mean = players.episode_returns(env, params, standard.player(env, params), keys).mean()
+    mean = players.returns(traces(env_id, EPISODES)[standard.player]).mean()
     computed = "" if standard.expected is None else f" ({standard.expected:.3f})"
     return f"{mean:.3f}{computed}"
 
@@ -119,8 +117,7 @@ def write_table(speeds):
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for env_id, (numpy_speed, few, many) in speeds.items():
-        _, params = popjym.make(env_id)
-        got = " | ".join(mean_return(env_id, standard) for standard in standards(env_id, params))
+        got = " | ".join(mean_return(env_id, standard) for standard in standards(env_id))
         speed = f"{numpy_speed:,.0f} | {few:,.0f} | {many:,.0f} | {many / numpy_speed:.0f}"
         rows.append(f"| {env_id} | {got} | {speed} |")
         print(rows[-1], flush=True)

@@ -6,14 +6,20 @@ which tell how much could be won if memory and luck were perfect.
 """
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from popjym import stateless_cartpole, stateless_pendulum
+import popjym
+from popjym import prng, spaces, stateless_cartpole, stateless_pendulum
 from popjym.multi_armed_bandit import pay_probability
+
+# Most of these tests' time is compilation, and XLA's optimisation most of that. Small games are fast without it.
+QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 def original_name(env_id):
@@ -26,6 +32,12 @@ def original_name(env_id):
     ):
         env_id = env_id.replace(ours, theirs)
     return env_id
+
+
+def by_level(*families):
+    """Ids of some families, or of all, as parameters of a test: Medium and Hard are for the slow tests."""
+    chosen = [env_id for env_id in popjym.registered_envs if env_id.startswith(families or "")]
+    return [env_id if env_id.endswith("Easy") else pytest.param(env_id, marks=pytest.mark.slow) for env_id in chosen]
 
 
 class Player(NamedTuple):
@@ -48,52 +60,86 @@ class Trace(NamedTuple):
     truncated: jax.Array
 
 
-def play(env, params, player, keys, steps):
-    """One rollout per key without auto-reset, `steps` long; a Trace of numpy arrays [keys, steps, ...].
+def draw_keys(*shape, seed=0):
+    """Random keys. jax's own way, to split one, takes longer to compile than most of these games."""
+    return jax.random.wrap_key_data(np.random.default_rng(seed).integers(2**32, size=(*shape, 2), dtype=np.uint32))
 
-    What follows an episode's end means nothing and is for the caller to cut off.
+
+def play(env, params, players, episodes, steps):
+    """Rollouts of every player without auto-reset; for each a Trace of numpy arrays [episodes, steps, ...].
+
+    All players meet the same keys, and are compiled into one program. What follows an episode's end means nothing and
+    is for the caller to cut off.
     """
+    reset = jax.vmap(env.reset, (0, None))
+    step_env = jax.vmap(jax.vmap(env.step_env, (0, 0, 0, None)), (None, 0, 0, None))
 
-    @jax.jit
-    @jax.vmap
-    def rollout(key):
-        key_reset, key_player, key_steps = jax.random.split(key, 3)
-        first_obs, first_state = env.reset(key_reset, params)
+    @partial(jax.jit, compiler_options=QUICK_TO_COMPILE)
+    def rollouts(key_reset, key_player, key_steps):  # [K], [K], [T, K]
+        first = reset(key_reset, params)  # [K, ...]
+        obs, state = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(players)), first)  # [P, K, ...]
+        memories = [jax.vmap(player.begin)(key_player) for player in players]
 
-        def step(carry, key):
+        def step(carry, keys):
+            obs, state, memories = carry
+            actions, memories_after = [], []
+            for i, player in enumerate(players):
+                hidden = jax.tree.map(lambda leaf, i=i: leaf[i], state)
+                action, memory = jax.vmap(player.act)(memories[i], obs[i], hidden)
+                actions.append(action)
+                memories_after.append(memory)
+            action = jnp.stack(actions)  # [P, K]
+            obs, state, reward, done, info = step_env(keys, state, action, params)
+            taken = (action, obs, state, reward, done, info["terminated"], info["truncated"])
+            return (obs, state, memories_after), taken
+
+        return first, jax.lax.scan(step, (obs, state, memories), key_steps)[1]
+
+    key_steps = draw_keys(steps, episodes, seed=2)
+    first, taken = jax.device_get(rollouts(draw_keys(episodes), draw_keys(episodes, seed=1), key_steps))
+    key_steps = np.swapaxes(jax.random.key_data(key_steps), 0, 1)  # [K, T, 2]
+    traces = []
+    for i in range(len(players)):
+        action, *results = jax.tree.map(lambda leaf, i=i: np.swapaxes(leaf[:, i], 0, 1), taken)  # [K, T, ...]
+        traces.append(Trace(*first, action, key_steps, *results))
+    return traces
+
+
+def returns(trace):
+    """The return of each rollout's first episode [keys]."""
+    within = np.arange(trace.reward.shape[1]) < first_end(trace)[:, None]
+    return np.sum(trace.reward, axis=1, where=within, dtype=np.float64)
+
+
+@cache
+def with_and_without_reset(env_id, seeds=8):
+    """Two episodes and a step per seed: what reset returned, and at every step `step_env` and `step` [steps, seeds].
+
+    The next step starts from what `step` returned. Actions have the types that argmax and a network give.
+    """
+    env, params = popjym.make(env_id)
+    family = env_id.removesuffix("Easy").removesuffix("Medium").removesuffix("Hard")
+    players_that_win = {"Battleship": all_knowing_gunner, "Minesweeper": all_knowing_clicker}
+    player = players_that_win.get(family, random_player)(env, params)
+    type_of_action = int if isinstance(env.action_space(params), spaces.Discrete) else float
+
+    @partial(jax.jit, compiler_options=QUICK_TO_COMPILE)
+    def rollout(key_reset, key_player, key_steps):  # [seeds], [seeds], [T, seeds]
+        first = jax.vmap(env.reset, (0, None))(key_reset, params)
+        memory = jax.vmap(player.begin)(key_player)
+
+        def step(carry, keys):
             obs, state, memory = carry
-            action, memory = player.act(memory, obs, state)
-            obs, state, reward, done, info = env.step_env(key, state, action, params)
-            taken = (action, jax.random.key_data(key), obs, state, reward, done, info["terminated"], info["truncated"])
-            return (obs, state, memory), taken
+            action, memory = jax.vmap(player.act)(memory, obs, state)
+            action = action.astype(type_of_action)
+            plain = jax.vmap(env.step_env, (0, 0, 0, None))(jax.random.clone(keys), state, action, params)
+            auto = jax.vmap(env.step, (0, 0, 0, None))(keys, state, action, params)
+            return (*auto[:2], memory), (plain, auto)
 
-        carry = (first_obs, first_state, player.begin(key_player))
-        _, steps_taken = jax.lax.scan(step, carry, jax.random.split(key_steps, steps))
-        return Trace(first_obs, first_state, *steps_taken)
+        return first, *jax.lax.scan(step, (*first, memory), key_steps)[1]
 
-    return jax.device_get(rollout(keys))
-
-
-def episode_returns(env, params, player, keys):
-    """The return of one episode per key, without keeping anything else of it."""
-
-    @jax.jit
-    @jax.vmap
-    def rollout(key):
-        key_reset, key_player, key_steps = jax.random.split(key, 3)
-        obs, state = env.reset(key_reset, params)
-
-        def step(carry, key):
-            obs, state, memory, done, total = carry
-            action, memory = player.act(memory, obs, state)
-            obs, state, reward, ended, _ = env.step_env(key, state, action, params)
-            return (obs, state, memory, done | ended, total + jnp.where(done, 0.0, reward)), None
-
-        carry = (obs, state, player.begin(key_player), jnp.bool_(False), jnp.float32(0))
-        carry, _ = jax.lax.scan(step, carry, jax.random.split(key_steps, params.max_steps_in_episode))
-        return carry[4]
-
-    return np.asarray(rollout(keys), np.float64)
+    key_steps = draw_keys(2 * params.max_steps_in_episode + 1, seeds, seed=2)
+    return jax.device_get(rollout(draw_keys(seeds), draw_keys(seeds, seed=1), key_steps))
 
 
 def first_end(trace):
@@ -108,11 +154,16 @@ def first_end(trace):
 def random_player(env, params):
     space = env.action_space(params)
 
-    def act(key, obs, hidden):
-        key, key_action = jax.random.split(key)
-        return space.sample(key_action), key
+    def act(memory, obs, hidden):
+        key, count = memory
+        word, _ = prng.threefry(key, count)
+        if isinstance(space, spaces.Discrete):
+            action = prng.below(word, space.n)
+        else:
+            action = space.low + (space.high - space.low) * prng.uniform(word)
+        return action, (key, count + 1)
 
-    return Player(lambda key: key, act)
+    return Player(lambda key: (jax.random.key_data(key), jnp.uint32(0)), act)
 
 
 def constant_player(action):

@@ -3,11 +3,14 @@
 Where the rules give a number, it is computed here from the rules alone, without the environment.
 """
 
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import popjym_players as p
 from scipy import stats
+
+import popjym
 
 
 class Standard(NamedTuple):
@@ -183,5 +186,19 @@ STANDARDS = {
 }
 
 
-def standards(env_id, params):
+@cache
+def standards(env_id):
+    _, params = popjym.make(env_id)
     return STANDARDS[env_id.removesuffix("Easy").removesuffix("Medium").removesuffix("Hard")](params)
+
+
+@lru_cache(maxsize=20)
+def traces(env_id, episodes=400):
+    """Episodes of every player of a game: {player: Trace}, where a player is what a Standard calls so."""
+    env, params = popjym.make(env_id)
+    others = [p.random_player] + ([p.sweeping_player] if env_id.startswith("Battleship") else [])
+    known = [standard.player for standard in standards(env_id) if standard.player is not None]
+    players = list(dict.fromkeys(others + known))
+    made = [player(env, params) for player in players]
+    played = p.play(env, params, made, episodes, params.max_steps_in_episode)
+    return dict(zip(players, played, strict=True))

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import popgym.envs
 import pytest
-from popjym_players import all_knowing_gunner, constant_player, play, random_player, sweeping_player
+from popjym_players import (
+    QUICK_TO_COMPILE,
+    all_knowing_gunner,
+    constant_player,
+    draw_keys,
+    play,
+    random_player,
+    sweeping_player,
+)
 from scipy import stats
 
 import popjym
@@ -20,8 +28,8 @@ from popjym.multi_armed_bandit import pay_probability
 ALPHA = 1e-6
 
 
-def keys(n, seed=0):
-    return jax.random.split(jax.random.key(seed), n)
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def assert_same_categories(ours, theirs):
@@ -43,9 +51,9 @@ def kinds_dealt(env_id):
     """Every card of many episodes, in the order in which they come: ints [episodes, cards]."""
     env, params = popjym.make(env_id)
     if env_id.startswith("Concentration"):
-        sweep = play(env, params, sweeping_player(env, params), keys(3000), params.num_cards)
+        [sweep] = play(env, params, [sweeping_player(env, params)], 3000, params.num_cards)
         return sweep.state.table[:, -1]
-    trace = play(env, params, constant_player(0), keys(3000), params.max_steps_in_episode)
+    [trace] = play(env, params, [constant_player(0)], 3000, params.max_steps_in_episode)
     obs = np.concatenate([trace.first_obs[:, None], trace.obs], axis=1)
     if env_id.startswith("Autoencode"):
         return obs[:, : params.num_cards, 2:].argmax(-1)
@@ -77,10 +85,12 @@ def original_kinds_dealt(env_id):
         "RepeatFirstEasy",
         "HigherLowerEasy",
         "AutoencodeEasy",
-        "CountRecallMedium",
-        "CountRecallHard",
-    ]
-    + ["ConcentrationEasy", "ConcentrationHard"],
+        "CountRecallEasy",
+        slow("CountRecallMedium"),
+        slow("CountRecallHard"),
+        "ConcentrationEasy",
+        slow("ConcentrationHard"),
+    ],
 )
 def test_decks_are_shuffled(env_id):
     ours, theirs = kinds_dealt(env_id), original_kinds_dealt(env_id)
@@ -117,13 +127,13 @@ def ship_ends(fleets):
     return fleets[:, [0, 1, 2, 4, 5, 7, 8, 11]]
 
 
-@pytest.mark.parametrize("level", ["Easy", "Medium", "Hard"])
+@pytest.mark.parametrize("level", ["Easy", slow("Medium"), slow("Hard")])
 def test_ships_are_placed_like_the_originals(level):
     """In fresh games, and in the games that auto-reset starts, whose fleets are placed while the last one is sunk."""
     env, params = popjym.make("Battleship" + level)
     n = 20000
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK_TO_COMPILE)
     @jax.vmap
     def fleets(key):
         key_reset, key_steps = jax.random.split(key)
@@ -140,7 +150,7 @@ def test_ships_are_placed_like_the_originals(level):
         (_, second), done = jax.lax.scan(step, (obs, first), jax.random.split(key_steps, params.ship_cells))
         return first.fleet, second.fleet, done
 
-    first, second, done = jax.device_get(fleets(keys(n)))
+    first, second, done = jax.device_get(fleets(draw_keys(n)))
     assert done[:, -1].all() and done.sum() == n
     theirs = original_fleets(level, n)
     for ours in (ship_ends(first), ship_ends(second)):
@@ -158,11 +168,11 @@ def test_ships_are_placed_like_the_originals(level):
     assert stats.chi2_contingency(table).pvalue > ALPHA
 
 
-@pytest.mark.parametrize("level", ["Easy", "Medium", "Hard"])
+@pytest.mark.parametrize("level", ["Easy", slow("Medium"), slow("Hard")])
 def test_mines_are_laid_like_the_originals(level):
     env, params = popjym.make("Minesweeper" + level)
     n = 8000
-    _, state = jax.vmap(env.reset, (0, None))(keys(n), params)
+    _, state = jax.vmap(env.reset, (0, None))(draw_keys(n), params)
     ours = np.sort(np.asarray(state.mines), axis=1)
 
     original = getattr(popgym.envs, "MineSweeper" + level)()
@@ -181,11 +191,11 @@ def test_mines_are_laid_like_the_originals(level):
         assert_same_categories(ours[:, places], theirs[:, places])
 
 
-@pytest.mark.parametrize("level", ["Easy", "Hard"])
+@pytest.mark.parametrize("level", ["Easy", slow("Hard")])
 def test_arms_pay_like_the_originals(level):
     env, params = popjym.make("MultiArmedBandit" + level)
     n = 2000
-    _, state = jax.vmap(env.reset, (0, None))(keys(n), params)
+    _, state = jax.vmap(env.reset, (0, None))(draw_keys(n), params)
     ours = np.asarray(jax.vmap(pay_probability, (0, None))(state, jnp.arange(params.num_arms)))
     original = getattr(popgym.envs, "MultiarmedBandit" + level)()
     original.reset(seed=1)
@@ -199,7 +209,7 @@ def test_arms_pay_like_the_originals(level):
     assert stats.kstest(correlation, "norm").pvalue > ALPHA  # arms are independent of each other
 
     # And the arms keep their promise: over an episode, the payments of one arm are as many as its probability says.
-    trace = play(env, params, constant_player(3), keys(n), params.max_steps_in_episode)
+    [trace] = play(env, params, [constant_player(3)], n, params.max_steps_in_episode)
     state = jax.tree.map(jnp.asarray, trace.first_state)
     promised = np.asarray(jax.vmap(pay_probability, (0, None))(state, jnp.array([3])))[:, 0]
     paid = (trace.reward > 0).sum(axis=1)
@@ -222,7 +232,7 @@ def test_arms_pay_like_the_originals(level):
 def test_start_states(family, original_family, names):
     env, params = popjym.make(family + "Easy")
     n = 4000
-    _, state = jax.vmap(env.reset, (0, None))(keys(n), params)
+    _, state = jax.vmap(env.reset, (0, None))(draw_keys(n), params)
     ours = np.stack([np.asarray(getattr(state, name)) for name in names], axis=1)
     original = getattr(popgym.envs, original_family + "Easy")()
     original.reset(seed=1)
@@ -239,13 +249,13 @@ def test_start_states(family, original_family, names):
             assert abs(np.corrcoef(ours[:, i], ours[:, j])[0, 1]) < 5 / np.sqrt(n)
 
 
-@pytest.mark.parametrize("level, sigma", [("Easy", 0.1), ("Medium", 0.2), ("Hard", 0.3)])
+@pytest.mark.parametrize("level, sigma", [("Easy", 0.1), slow("Medium", 0.2), slow("Hard", 0.3)])
 @pytest.mark.parametrize("family", ["NoisyStatelessCartPole", "NoisyStatelessPendulum"])
 def test_noise(family, level, sigma):
     """The observation is the noise-free one plus N(0, sigma²), independent everywhere, then clipped to the space."""
     env, params = popjym.make(family + level)
     n, steps = 4000, 3
-    trace = play(env, params, random_player(env, params), keys(n), steps)
+    [trace] = play(env, params, [random_player(env, params)], n, steps)
     obs = np.concatenate([trace.first_obs[:, None], trace.obs], axis=1)  # [n, 1 + steps, 2]
     path = partial(np.append, axis=1)
     state = jax.tree.map(lambda first, later: path(first[:, None], later), trace.first_state, trace.state)
@@ -274,7 +284,7 @@ def test_noise(family, level, sigma):
 def test_without_noise_only_the_clean_observation_is_left(family):
     env, params = popjym.make(family + "Easy")
     clean_env, clean_params = popjym.make(family.removeprefix("Noisy") + "Easy")
-    trace = play(env, params.replace(noise_sigma=0.0), random_player(env, params), keys(20), 50)
+    [trace] = play(env, params.replace(noise_sigma=0.0), [random_player(env, params)], 20, 50)
     for t in range(10):
         if family == "NoisyStatelessCartPole":
             clean = np.stack([trace.state.position[:, t], trace.state.angle[:, t]], axis=-1)
@@ -284,7 +294,8 @@ def test_without_noise_only_the_clean_observation_is_left(family):
             np.testing.assert_allclose(trace.obs[:, t], np.stack([np.cos(angle), np.sin(angle)], -1), atol=1e-6)
     # The same physics and rewards as the family without noise.
     state = jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 4]), trace.state)
-    action, key = jnp.asarray(trace.action[:, 5]), keys(20)
-    _, state, reward, *_ = jax.vmap(clean_env.step_env, (0, 0, 0, None))(key, state, action, clean_params)
+    action, key = jnp.asarray(trace.action[:, 5]), draw_keys(20)
+    step_env = jax.jit(jax.vmap(partial(clean_env.step_env, params=clean_params)), compiler_options=QUICK_TO_COMPILE)
+    _, state, reward, *_ = step_env(key, state, action)
     np.testing.assert_allclose(reward, trace.reward[:, 5], rtol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), state, jax.tree.map(lambda x: x[:, 5], trace.state))

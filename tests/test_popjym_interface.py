@@ -1,17 +1,25 @@
 """popjym's interface: ids, spaces, errors, types, auto-reset, and the random words behind it all."""
 
-import difflib
+import copy
 import inspect
+import pickle
+import re
+import subprocess
+import sys
+from functools import partial
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import popgym.envs
 import pytest
+from conftest import ROOT
+from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32
-from popjym_players import all_knowing_clicker, all_knowing_gunner, original_name, random_player
+from popjym_players import QUICK_TO_COMPILE, by_level, original_name, with_and_without_reset
 
 import popjym
 from popjym import deck, prng, spaces
@@ -31,11 +39,42 @@ def test_ids():
         assert env.name == env_id and env.default_params == params
 
 
-@pytest.mark.parametrize("wrong", ["RepeatPrevious", "repeatpreviouseasy", "StatelessCartpoleEasy", "Pong"])
-def test_an_unknown_id_names_the_closest(wrong):
-    closest = difflib.get_close_matches(wrong, popjym.registered_envs, n=1, cutoff=0)[0]
-    with pytest.raises(ValueError, match=f"(?s){wrong}.*{closest}"):
+@pytest.mark.parametrize(
+    "wrong, right",
+    [
+        ("RepeatPrevious", "RepeatPreviousEasy"),
+        ("repeatpreviouseasy", "RepeatPreviousEasy"),
+        ("STATELESS_CARTPOLES", "StatelessCartPoleEasy"),
+        ("Pong", "[A-Z]"),
+        ("", "[A-Z]"),
+    ],
+)
+def test_an_unknown_id_names_the_closest(wrong, right):
+    """`make` takes ids and nothing else, like upstream's."""
+    with pytest.raises(ValueError, match=f"no environment is called '{wrong}'; the closest are .*{right}"):
         popjym.make(wrong)
+
+
+def test_a_name_is_resolved_whatever_its_case_and_underscores():
+    for env_id in popjym.registered_envs:
+        family, difficulty = re.fullmatch("(.+)(Easy|Medium|Hard)", env_id).groups()
+        words = re.findall("[A-Z][a-z]+", family)  # Repeat, Previous
+        for spelling in (family, "".join(words).lower(), "_".join(words), "-".join(words).upper()):
+            assert popjym.resolve(spelling) == family + "Easy"
+        for spelling in (env_id, env_id.lower(), "_".join([*words, difficulty]), f"{family}-{difficulty}".upper()):
+            assert popjym.resolve(spelling) == env_id
+
+
+@pytest.mark.parametrize("wrong", ["repeatprevious2", "repeat previous", "Easy", ""])
+def test_a_name_that_means_nothing_names_the_closest(wrong):
+    right = "RepeatPreviousEasy" if "previous" in wrong else "[A-Z]"
+    with pytest.raises(ValueError, match=f"no environment is called '{wrong}'; the closest are .*{right}"):
+        popjym.resolve(wrong)
+
+
+def test_upstream_names_the_list_of_ids_like_this():
+    """A script that needs the ids imports them from here, so that it also runs with upstream's package."""
+    assert popjym.registration.REGISTERED_ENVS == popjym.registered_envs and popjym.make == popjym.registration.make
 
 
 def test_wrong_params_are_a_clear_error():
@@ -97,7 +136,7 @@ def test_spaces_are_the_originals(env_id):
 
 
 @pytest.mark.parametrize("old_style", [False, True])
-@pytest.mark.parametrize("env_id", popjym.registered_envs)
+@pytest.mark.parametrize("env_id", by_level())
 def test_types_are_fixed(env_id, old_style):
     """Reset and step agree on every shape, dtype and weak type, so that scan, cond and select accept them."""
     env, params = popjym.make(env_id)
@@ -151,41 +190,19 @@ def test_other_kinds_of_keys_work():
 
 # --- Auto-reset -----------------------------------------------------------------------------------------------------
 
-PLAYERS_THAT_END_EARLY = {"Battleship": all_knowing_gunner, "Minesweeper": all_knowing_clicker}
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_auto_reset(family):
     """A step is a step_env; at an end, and only there, observation and state are a new episode's first."""
     env, params = popjym.make(family + "Easy")
-    player = PLAYERS_THAT_END_EARLY.get(family, random_player)(env, params)
-
-    @jax.jit
-    @jax.vmap
-    def rollout(key):
-        key_reset, key_player, key_steps = jax.random.split(key, 3)
-
-        def step(carry, key):
-            obs, state, memory = carry
-            action, memory = player.act(memory, obs, state)
-            plain = env.step_env(key, state, action, params)
-            obs, state, *rest = env.step(key, state, action, params)
-            return (obs, state, memory), (plain, (obs, state, *rest))
-
-        carry = (*env.reset(key_reset, params), player.begin(key_player))
-        return jax.lax.scan(step, carry, jax.random.split(key_steps, 2 * params.max_steps_in_episode + 1))[1]
-
-    plain, auto = jax.device_get(rollout(jax.random.split(jax.random.key(0), 8)))
+    (first_obs, first_state), plain, auto = with_and_without_reset(env.name)
     done = plain[3]
-    assert (done.sum(axis=1) >= 2).all()
+    assert (done.sum(axis=0) >= 2).all()
     for ours, theirs in zip(auto[2:], plain[2:], strict=True):  # reward, done, info with the last observation
         assert jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))
     np.testing.assert_array_equal(auto[4]["final_observation"], plain[0])
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a[~done], b[~done]), auto[:2], plain[:2]))
 
-    first_obs, first_state = jax.device_get(
-        jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(1), 2), params)
-    )
     assert (auto[1].time[done] == first_state.time[0]).all() and (plain[1].time[done] > 0).all()
     if family in ("Battleship", "Minesweeper", "MultiArmedBandit", "Concentration"):
         np.testing.assert_array_equal(auto[0][done], np.broadcast_to(first_obs[0], auto[0][done].shape))
@@ -314,3 +331,63 @@ def test_box_space():
     assert samples.dtype == np.float32 and samples[:, 0].min() < -0.9 and samples[:, 0].max() > 2.9
     assert np.isfinite(samples).all() and jax.vmap(space.contains)(samples).all()
     assert not space.contains(jnp.array([4.0, 0.0])) and not space.contains(jnp.zeros(3))
+
+
+def test_a_space_is_none_of_gymnaxs_unless_gymnax_is_there():
+    """And popjym does not import it: that takes longer than all the rest."""
+    code = "import sys, popjym; env, params = popjym.make('RepeatFirstEasy'); print(env.action_space(params).__class__)"
+    run = subprocess.run(
+        [sys.executable, "-c", code + "; print('gymnax' in sys.modules)"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.stdout.splitlines() == ["<class 'popjym.spaces.Discrete'>", "False"], run.stderr
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.Box(-1, 1, (2,))], ids=str)
+def test_a_space_can_be_copied_and_pickled(space):
+    for again in (pickle.loads(pickle.dumps(space)), copy.deepcopy(space)):
+        assert type(again) is type(space) and str(again) == str(space)
+        assert space.contains(again.sample(jax.random.key(0)))
+
+
+# --- gymnax -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", popjym.registered_envs)
+def test_spaces_pass_for_gymnaxs(env_id):
+    env, params = popjym.make(env_id)
+    box, actions = env.observation_space(params), env.action_space(params)
+    assert isinstance(box, gymnax.environments.spaces.Box) and isinstance(box, spaces.Box)
+    is_pendulum = "Pendulum" in env_id
+    assert isinstance(actions, gymnax.environments.spaces.Box if is_pendulum else gymnax.environments.spaces.Discrete)
+    assert env.num_actions == (1 if is_pendulum else actions.n)
+
+
+@pytest.mark.parametrize("env_id", ["ConcentrationEasy", "StatelessPendulumHard"])
+def test_gymnaxs_wrappers(env_id):
+    """FlattenObservationWrapper and LogWrapper, one around the other, step as the environment itself does."""
+    env, params = popjym.make(env_id)
+    wrapped = LogWrapper(FlattenObservationWrapper(env))
+    space = wrapped.observation_space(params)
+    assert space.shape == env.observation_space(params).shape and wrapped.num_actions == env.num_actions
+
+    @partial(jax.jit, compiler_options=QUICK_TO_COMPILE)
+    def rollout(key):
+        def step(carry, key):
+            logged, plain = carry
+            key_action, key_step = jax.random.split(key)
+            action = env.action_space(params).sample(key_action)
+            obs, logged, reward, done, info = wrapped.step(key_step, logged, action, params)
+            plain_obs, plain, *plain_rest = env.step(key_step, plain, action, params)
+            return (logged, plain), ((obs, reward, done), (plain_obs, *plain_rest[:2]), info)
+
+        key_reset, key_steps = jax.random.split(key)
+        carry = (wrapped.reset(key_reset, params)[1], env.reset(key_reset, params)[1])
+        return jax.lax.scan(step, carry, jax.random.split(key_steps, 250))[1]
+
+    logged, plain, info = jax.device_get(rollout(jax.random.key(0)))
+    assert jax.tree.all(jax.tree.map(np.array_equal, logged, plain))
+    reward, done = plain[1:]
+    ends = np.flatnonzero(done)
+    assert len(ends) == 2 and (info["returned_episode_lengths"][ends] == params.max_steps_in_episode).all()
+    returns = [episode.sum() for episode in np.split(reward, ends + 1)[:2]]
+    np.testing.assert_allclose(info["returned_episode_returns"][ends], returns, rtol=1e-4)

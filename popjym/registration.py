@@ -97,13 +97,36 @@ ENVIRONMENTS = {
     for game, levels in FAMILIES.items()
     for difficulty, params in zip(("Easy", "Medium", "Hard"), levels, strict=True)
 }
-registered_envs = tuple(ENVIRONMENTS)
+REGISTERED_ENVS = list(ENVIRONMENTS)
 
 
 def make(env_id):
-    """The environment with this id, and its params."""
+    """The environment with this id, and its params. Raises ValueError, with the closest ids, if there is none."""
     if env_id not in ENVIRONMENTS:
-        closest = difflib.get_close_matches(str(env_id), registered_envs, n=3, cutoff=0.0)
-        raise ValueError(f"no environment is called {env_id!r}; the closest are {', '.join(closest)}")
+        raise ValueError(unknown(env_id))
     env = ENVIRONMENTS[env_id]
     return env, env.default_params
+
+
+def resolve(name):
+    """The id that a name means, whatever its case, `_` and `-`: "Repeat-First_hard" is RepeatFirstHard.
+
+    A bare family is its Easy. Raises ValueError, with the closest ids, if there is none.
+    """
+    plain = plain_spelling(name)
+    for spelling in (plain, plain + "easy"):
+        if spelling in IDS:
+            return IDS[spelling]
+    raise ValueError(unknown(name))
+
+
+def plain_spelling(name):
+    return name.lower().replace("_", "").replace("-", "")
+
+
+IDS = {plain_spelling(env_id): env_id for env_id in REGISTERED_ENVS}
+
+
+def unknown(name):
+    closest = difflib.get_close_matches(plain_spelling(str(name)), IDS, n=3, cutoff=0.0)
+    return f"no environment is called {name!r}; the closest are {', '.join(IDS[spelling] for spelling in closest)}"
