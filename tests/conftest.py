@@ -26,11 +26,7 @@ OPTIMISED = {"test_compiler", "test_losses_256", "test_memory_width"}
 
 @pytest.fixture(autouse=True, scope="module")
 def optimisation(request):
-    before = jax.config.jax_disable_most_optimizations
-    if request.module.__name__ in OPTIMISED:
-        jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", request.module.__name__ not in OPTIMISED)
 
 
 def strike(number: int, owner: str, name: str, call: int) -> str:
