@@ -34,17 +34,33 @@ def strike(number: int, owner: str, name: str, call: int) -> str:
 
     The signal is a real one, and its moment is the same on every machine, however slow it is.
     """
-    return (
-        "import os, pkgutil\n"
-        f"owner, calls = pkgutil.resolve_name({owner!r}), []\n"
-        f"function = getattr(owner, {name!r})\n"
-        "def struck(*args, **kwargs):\n"
-        "    calls.append(None)\n"
-        f"    if len(calls) == {call}:\n"
-        f"        os.kill(os.getpid(), {int(number)})\n"
-        "    return function(*args, **kwargs)\n"
-        f"setattr(owner, {name!r}, struck)\n"
-    )
+    return f"""
+def strike():
+    import os, pkgutil
+    owner, calls = pkgutil.resolve_name({owner!r}), []
+    function = getattr(owner, {name!r})
+    def struck(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == {call}:
+            os.kill(os.getpid(), {int(number)})
+        return function(*args, **kwargs)
+    setattr(owner, {name!r}, struck)
+strike()
+"""
+
+
+KEEP_CHECKPOINTS = """
+def keep_checkpoints():
+    import os, shutil
+    replace, saved = os.replace, []
+    def replace_and_keep(source, target):
+        replace(source, target)
+        if str(target).endswith("checkpoint.msgpack"):
+            saved.append(None)
+            shutil.copy(target, os.environ["KEPT"] + f"/{len(saved)}")
+    os.replace = replace_and_keep
+keep_checkpoints()
+"""
 
 
 @pytest.fixture
@@ -54,7 +70,7 @@ def script(tmp_path, tmp_path_factory):
     With `stop=(signal, ready)` the signal is sent as soon as something is printed in which `ready` occurs, or, if it is
     a function, as soon as it is true. `file_size_limit` is in bytes: writing more to a file fails. `patch` is Python
     code that the process executes before the script. `python` are flags of the interpreter. `env` is added to the
-    environment. With `wait=False` the started process is returned.
+    environment, or taken from it where it is None. With `wait=False` the started process is returned.
     """
 
     def run(
@@ -73,7 +89,7 @@ def script(tmp_path, tmp_path_factory):
             limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_size_limit}, {file_size_limit}))"
             code = f"import os, resource, sys; {limit}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
             command = [sys.executable, "-c", code, *script[1:]]
-        env = os.environ | options.pop("env", {})
+        env = {name: x for name, x in (os.environ | options.pop("env", {})).items() if x is not None}
         if patch is not None:
             folder = tmp_path_factory.mktemp("patch")
             (folder / "sitecustomize.py").write_text(patch)

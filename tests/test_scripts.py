@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import KEEP_CHECKPOINTS, ROOT
 from flax import serialization
 
 from memory import count_parameters, merge
 
-# Flags that make a script small: two minibatches of an update, and two updates of a run. The tests of the command line
-# start them as they are; the others change what they name.
+# Flags that make a script small: two minibatches of an update, and two updates of a run. The first update ends before
+# any episode does, the second one after some have.
 SMALL = {
     "pqn_ffm": dict(
-        env="StatelessCartPoleEasy", hidden_size=16, trace_size=4, context_size=2, num_blocks=2, num_readout_blocks=1,
+        env="RepeatPreviousEasy", hidden_size=16, trace_size=4, context_size=2, num_blocks=2, num_readout_blocks=1,
         num_envs=4, num_steps=30, num_minibatches=2, update_epochs=1, total_timesteps=240, learning_rate=1e-3,
         eval_episodes=2,
     ),
@@ -39,7 +39,7 @@ MEMORIES = [
     ("pqn_ffm", {}),
     ("pqn_ffm", GRU),
     pytest.param("pqn_ffm", GRU | dict(memory="mlp"), marks=pytest.mark.slow),
-    pytest.param("pqn_ffm", dict(env="RepeatPreviousEasy", num_steps=60), marks=pytest.mark.slow),
+    pytest.param("pqn_ffm", dict(env="NoisyStatelessCartPoleEasy"), marks=pytest.mark.slow),
 ]
 
 
@@ -72,6 +72,15 @@ def test_frozen_leaves_stay_bit_for_bit_have_no_optimiser_state_and_everything_e
     assert counts["all"]["trainable"] == trainable
     for module in before:
         assert (counts[module]["trainable"] == 0) == module.startswith(tuple(frozen)), module
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_update_in_which_no_episode_ends_has_no_nan(name):
+    run = made(name, (("frozen", True),))
+    state, metrics = run.train_iteration(run.start)
+    assert metrics["charts/episodes"] == 0 and all(np.isfinite(value) for value in metrics.values())
+    _, metrics = run.train_iteration(state)
+    assert metrics["charts/episodes"] > 0
 
 
 # -------------------------------------------------------------------------------------------- acting equals training
@@ -116,16 +125,17 @@ def checked_runs(tmp_path_factory):
 
 
 def start(folder, name, env, flags=None):
-    """A run of the script in a process of its own, with warnings as errors, and the folder that it leaves."""
-    folder.mkdir(exist_ok=True)
+    """A run of the script in a process of its own, with warnings as errors, its folder and all its checkpoints."""
+    (folder / "kept").mkdir(parents=True)
+    (folder / "sitecustomize.py").write_text(KEEP_CHECKPOINTS)
     if flags is None:
         flags = ["--checkpoint-every", "0"]
         for flag, value in SMALL[name].items():
             flags += [f"--{flag.replace('_', '-')}", str(value)]
     command = [sys.executable, "-W", "error", str(ROOT / f"{name}.py"), *flags]
-    process = subprocess.run(command, cwd=folder, env=os.environ | env, capture_output=True, text=True)
-    runs = list((folder / "runs").iterdir()) if (folder / "runs").exists() else []
-    return SimpleNamespace(process=process, run=runs[0] if runs else None)
+    env = os.environ | {"PYTHONPATH": str(folder), "KEPT": str(folder / "kept")} | env
+    process = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    return SimpleNamespace(process=process, run=next(folder.glob("runs/*"), None), kept=folder / "kept")
 
 
 def state_of(run, file="checkpoint.msgpack") -> dict[str, np.ndarray]:
@@ -146,7 +156,7 @@ def test_no_random_number_is_used_twice_nothing_is_nan_and_nothing_warns(name, c
 @pytest.mark.parametrize("name", SMALL)
 def test_with_64_bits_by_default_a_run_is_the_same(name, checked_runs, tmp_path):
     """JAX_ENABLE_X64 changes the type of every array whose type is not named."""
-    wide = start(tmp_path, name, {"JAX_ENABLE_X64": "1"})
+    wide = start(tmp_path / "wide", name, {"JAX_ENABLE_X64": "1"})
     assert wide.process.returncode == 0, wide.process.stderr[-3000:]
     expected, found = state_of(checked_runs(name).run), state_of(wide.run)
     for path, x in expected.items():
@@ -156,12 +166,12 @@ def test_with_64_bits_by_default_a_run_is_the_same(name, checked_runs, tmp_path)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_run_resumed_from_its_last_checkpoint_but_one_ends_the_same_bit_for_bit(name, checked_runs, tmp_path):
+def test_a_run_resumed_after_its_first_update_ends_the_same_bit_for_bit(name, checked_runs, tmp_path):
     shutil.copytree(checked_runs(name).run, tmp_path / "runs" / "run")
     run = tmp_path / "runs" / "run"
-    (run / "checkpoint.previous").replace(run / "checkpoint.msgpack")
+    shutil.copy(checked_runs(name).kept / "1", run / "checkpoint.msgpack")
     (run / "eval.json").unlink()
-    resumed = start(tmp_path, name, {}, ["--resume", str(run)])
+    resumed = start(tmp_path / "resumed", name, {}, ["--resume", str(run)])
     assert resumed.process.returncode == 0 and resumed.process.stderr == "", resumed.process.stderr[-3000:]
     expected, found = state_of(checked_runs(name).run), state_of(run)
     assert expected.keys() == found.keys() and len(expected) > 20
