@@ -13,9 +13,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -27,11 +27,10 @@ UPDATES = 60
 
 
 def make(memory: str, frozen: bool):
-    flags = {name: value for group in vars(pqn_ffm.Args()).values() for name, value in vars(group).items()}
-    args = SimpleNamespace(**flags | {"memory": memory, "frozen": frozen})
+    args = pqn_ffm.Args(memory=memory, frozen=frozen)
     pqn_ffm.check_args(args)
     train = pqn_ffm.make_train(args)
-    return args, train, jax.jit(train.init)(jax.random.PRNGKey(args.seed))
+    return args, train, jax.jit(train.init)(jnp.int32(args.seed))
 
 
 def compiled(function, *x, **options):
@@ -51,13 +50,13 @@ def parts():
     for memory, frozen in AGENTS:
         args, train, state = make(memory, frozen)
         iteration, compile_seconds = compiled(train.train_iteration, state)
-        rollout, _ = compiled(train.rollout, state, state.key)
+        rollout, _ = compiled(train.rollout, state, jax.random.key(0))
         rows.append((memory, frozen, args, state, iteration, rollout, compile_seconds, [], []))
     for _ in range(8):
         for row in rows:
             _, _, _, state, iteration, rollout, _, whole, acting = row
             whole.append(seconds(iteration, state))
-            acting.append(seconds(rollout, state, state.key))
+            acting.append(seconds(rollout, state, jax.random.key(0)))
     print("| memory | compile s | iteration s | SPS | rollout | update |\n|---|---|---|---|---|---|")
     for memory, frozen, args, _, _, _, compile_seconds, whole, acting in rows:
         whole, acting = statistics.median(whole[1:]), statistics.median(acting[1:])
@@ -79,7 +78,7 @@ def loop():
             subprocess.run([sys.executable, str(ROOT / "pqn_ffm.py"), *flags], check=True, stdout=subprocess.DEVNULL)
             (result,) = Path(folder).glob("*/eval.json")
             script.append(json.loads(result.read_text())["SPS"])
-        state = jax.jit(train.init)(jax.random.PRNGKey(args.seed))
+        state = jax.jit(train.init)(jnp.int32(args.seed))
         start = time.perf_counter()
         for _ in range(UPDATES):
             state, metrics = iteration(state)

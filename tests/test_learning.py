@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
+# Minutes of training are worth the seconds that XLA needs to optimise it.
+OPTIMISED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": None}
 QUICK_START = re.search(r"pqn_ffm\.py (--env.*)", (ROOT / "README.md").read_text())[1]
 
 
 def final_returns(script, tmp_path, flags):
-    done = script(f"pqn_ffm.py {flags} --num-seeds 3")
+    done = script(f"pqn_ffm.py {flags} --num-seeds 3", env=OPTIMISED)
     assert done.returncode == 0, done.stderr
     return [json.loads(file.read_text())["mean_return"] for file in (tmp_path / "runs").glob("*/eval.json")]
 
@@ -38,7 +40,7 @@ def test_a_frozen_lru_recalls_what_an_mlp_cannot(script, tmp_path):
     budget = "--env RepeatFirst --learning-rate 1e-3 --total-timesteps 200000 --num-seeds 3"
     returns = {}
     for agent in ("lru --frozen", "mlp"):
-        done = script(f"pqn_frozen_rnn.py {budget} --memory {agent} --run-dir {agent[:3]}")
+        done = script(f"pqn_frozen_rnn.py {budget} --memory {agent} --run-dir {agent[:3]}", env=OPTIMISED)
         assert done.returncode == 0, done.stderr
         files = (tmp_path / agent[:3]).glob("*/eval.json")
         returns[agent[:3]] = [json.loads(file.read_text())["mean_return"] for file in files]

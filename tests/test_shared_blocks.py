@@ -60,9 +60,49 @@ def test_all_copies_are_identical():
     assert differences(scripts()) == []
 
 
-def test_every_script_has_the_blocks():
-    for text in scripts().values():
-        assert {"run flags", "run", "main"} <= shared_blocks(text).keys()
+def test_every_script_has_the_block():
+    for name, text in scripts().items():
+        assert shared_blocks(text).keys() == {"runs"}, name
+
+
+# Including everything: a script is read from its first line to its last.
+LIMITS = {
+    "pqn_ffm.py": 550,
+    "pqn_frozen_rnn.py": 550,
+    "ppo_memorychain.py": 550,
+    "pqn_arcade_cnn.py": 650,
+    "ppo_playground.py": 700,
+}
+
+
+def test_there_is_a_limit_for_every_script():
+    assert scripts().keys() == LIMITS.keys()
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_script_can_be_read_in_one_sitting(name):
+    lines = scripts()[name].splitlines()
+    assert len(lines) <= LIMITS[name]
+    assert max(map(len, lines)) <= 120
+    assert sum(map(len, shared_blocks(scripts()[name]).values())) <= 150
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_order_of_a_script_is_the_same_in_all_and_the_agent_is_on_the_second_screen(name):
+    text = scripts()[name]
+    order = [
+        "class Args",
+        "def make_env(",
+        "class Agent",
+        "class TrainState",
+        "def loss(",
+        "def evaluate(",
+        "def main(",
+    ]
+    places = [re.search(rf"^\s*{re.escape(part)}", text, re.M) for part in order]
+    assert all(places), [part for part, place in zip(order, places, strict=True) if place is None]
+    lines = [text.count("\n", 0, place.start()) + 1 for place in places]
+    assert lines == sorted(lines) and lines[2] < 150
 
 
 TEXT = "a\n# --- shared block: x ---\nb\n    c\n# --- end shared block: x ---\nd\n"
@@ -102,8 +142,8 @@ def test_a_script_imports_nothing_of_the_project_but_memory_and_popjym():
         assert imported & modules <= {"memory", "popjym"}, name
 
 
-def test_importing_a_script_starts_nothing(tmp_path):
-    for path in scripts():
-        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {Path(path).stem}"
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout == "" and not list(tmp_path.iterdir()), done.stderr
+def test_importing_the_scripts_starts_nothing(tmp_path):
+    names = ", ".join(Path(name).stem for name in scripts())
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {names}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "" and not list(tmp_path.iterdir()), done.stderr

@@ -1,0 +1,180 @@
+"""Facts that hold for every script, each tested for all of them. A script joins by its rows in the tables."""
+
+import functools
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import KEEP_CHECKPOINTS, ROOT
+from flax import serialization
+
+from memory import count_parameters, merge
+
+# Flags that make a script small: two minibatches of an update, and two updates of a run. The first update ends before
+# any episode does, the second one after some have.
+SMALL = {
+    "pqn_ffm": dict(
+        env="RepeatPreviousEasy", hidden_size=16, trace_size=4, context_size=2, num_blocks=2, num_readout_blocks=1,
+        num_envs=4, num_steps=30, num_minibatches=2, update_epochs=1, total_timesteps=240, learning_rate=1e-3,
+        eval_episodes=2,
+    ),
+}  # fmt: skip
+
+GRU = dict(memory="gru", trace_size=32, context_size=4)  # whose settings are not those of an FFM
+# What is changed, and the beginnings of the names of the modules that are then frozen.
+FROZEN = [
+    ("pqn_ffm", dict(frozen=True), ["memory"]),
+    ("pqn_ffm", dict(frozen_mixers=True) | GRU, ["mixer"]),
+    ("pqn_ffm", dict(frozen=True, frozen_mixers=True) | GRU, ["memory", "mixer"]),
+]
+MEMORIES = [
+    ("pqn_ffm", {}),
+    ("pqn_ffm", GRU),
+    pytest.param("pqn_ffm", GRU | dict(memory="mlp"), marks=pytest.mark.slow),
+    pytest.param("pqn_ffm", dict(env="NoisyStatelessCartPoleEasy"), marks=pytest.mark.slow),
+]
+
+
+@functools.cache
+def made(name: str, changes: tuple = ()) -> SimpleNamespace:
+    """The functions of a small run, each compiled once, and its start; `changes` are pairs of a flag and its value."""
+    module = importlib.import_module(name)
+    args = module.Args(**SMALL[name] | dict(changes))
+    module.check_args(args)
+    train = module.make_train(args)
+    functions = {name: jax.jit(function) for name, function in vars(train).items() if callable(function)}
+    return SimpleNamespace(args=args, start=functions["init"](jnp.int32(3)), **functions)
+
+
+# -------------------------------------------------------------------------------------------------------------- frozen
+@pytest.mark.parametrize("name, changes, frozen", FROZEN)
+def test_frozen_leaves_stay_bit_for_bit_have_no_optimiser_state_and_everything_else_moves(name, changes, frozen):
+    run = made(name, tuple(changes.items()))
+    state, _ = run.train_iteration(run.start)
+    before, after = (jax.device_get(merge(s.params, s.frozen)) for s in (run.start, state))
+    for module in before:
+        same = jax.tree.leaves(jax.tree.map(np.array_equal, before[module], after[module]))
+        still = module.startswith(tuple(frozen))
+        # Of a trained module every leaf moves, also those before a frozen one: gradients pass through it.
+        assert all(same) if still else not any(same), module
+    # Adam keeps two moments of each trainable parameter, and nothing of a frozen one.
+    trainable = sum(x.size for x in jax.tree.leaves(state.params))
+    assert sum(x.size for x in jax.tree.leaves(state.opt_state) if x.ndim) == 2 * trainable
+    counts = count_parameters(state.params, state.frozen)
+    assert counts["all"]["trainable"] == trainable
+    for module in before:
+        assert (counts[module]["trainable"] == 0) == module.startswith(tuple(frozen)), module
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_update_in_which_no_episode_ends_has_no_nan(name):
+    run = made(name, (("frozen", True),))
+    state, metrics = run.train_iteration(run.start)
+    assert metrics["charts/episodes"] == 0 and all(np.isfinite(value) for value in metrics.values())
+    _, metrics = run.train_iteration(state)
+    assert metrics["charts/episodes"] > 0
+
+
+# -------------------------------------------------------------------------------------------- acting equals training
+def agreement_of_pqn(run, state, transitions):
+    """The Q values of the rollout and those of the whole sequence; and the loss of targets that are all off by 1."""
+    inputs = transitions["obs"], transitions["previous_action"], transitions["reset"]
+    _, q_values = run.q_network(state.params, state.frozen, state.runner.carry, *inputs)
+    yield transitions["q_values"], q_values
+    taken = np.take_along_axis(np.asarray(transitions["q_values"]), np.asarray(transitions["action"])[..., None], -1)
+    targets = taken[..., 0] + 1
+    td_loss, mean_q = run.loss(state.params, state.frozen, state.runner.carry, transitions, targets)
+    yield np.array([0.5, taken.mean()]), np.array([td_loss, mean_q])
+
+
+AGREEMENT = {"pqn_ffm": agreement_of_pqn}
+
+
+@pytest.mark.parametrize("name, changes", MEMORIES)
+def test_the_first_minibatch_after_a_rollout_reproduces_it(name, changes):
+    """This finds most faults of resets, carries and previous actions. The rollout begins in the middle of episodes."""
+    run = made(name, tuple(changes.items()))
+    runner, _ = run.rollout(run.start, jax.random.key(0))
+    state = run.start.replace(runner=runner)
+    _, transitions = run.rollout(state, jax.random.key(1))
+    assert transitions["reset"][1:].any() and not transitions["reset"].all()
+    for acting, training in AGREEMENT[name](run, state, transitions):
+        np.testing.assert_allclose(training, acting, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- what users set for JAX
+@pytest.fixture(scope="module")
+def checked_runs(tmp_path_factory):
+    """checked_runs(name): a run under all of JAX's checkers, its process and its folder. Each is made once."""
+    folder = tmp_path_factory.mktemp("checked")
+    checkers = ("JAX_DEBUG_KEY_REUSE", "JAX_ENABLE_CUSTOM_PRNG", "JAX_DEBUG_NANS")
+
+    @functools.cache
+    def checked(name):
+        return start(folder / name, name, {checker: "1" for checker in checkers})
+
+    return checked
+
+
+def start(folder, name, env, flags=None):
+    """A run of the script in a process of its own, with warnings as errors, its folder and all its checkpoints."""
+    (folder / "kept").mkdir(parents=True)
+    (folder / "sitecustomize.py").write_text(KEEP_CHECKPOINTS)
+    if flags is None:
+        flags = ["--checkpoint-every", "0"]
+        for flag, value in SMALL[name].items():
+            flags += [f"--{flag.replace('_', '-')}", str(value)]
+    command = [sys.executable, "-W", "error", str(ROOT / f"{name}.py"), *flags]
+    env = os.environ | {"PYTHONPATH": str(folder), "KEPT": str(folder / "kept")} | env
+    process = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    return SimpleNamespace(process=process, run=next(folder.glob("runs/*"), None), kept=folder / "kept")
+
+
+def state_of(run, file="checkpoint.msgpack") -> dict[str, np.ndarray]:
+    return serialization.msgpack_restore((run / file).read_bytes())["state"]
+
+
+def returns_of(run) -> list[float]:
+    return json.loads((run / "eval.json").read_text())["returns"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_random_number_is_used_twice_nothing_is_nan_and_nothing_warns(name, checked_runs):
+    """Training and evaluation under the checker of keys, that of NaNs, and with warnings as errors."""
+    process = checked_runs(name).process
+    assert process.returncode == 0 and process.stderr == "", process.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_with_64_bits_by_default_a_run_is_the_same(name, checked_runs, tmp_path):
+    """JAX_ENABLE_X64 changes the type of every array whose type is not named."""
+    wide = start(tmp_path / "wide", name, {"JAX_ENABLE_X64": "1"})
+    assert wide.process.returncode == 0, wide.process.stderr[-3000:]
+    expected, found = state_of(checked_runs(name).run), state_of(wide.run)
+    for path, x in expected.items():
+        assert found[path].dtype == x.dtype, path
+        np.testing.assert_allclose(found[path], x, rtol=1e-4, atol=1e-5, err_msg=path)
+    np.testing.assert_allclose(returns_of(wide.run), returns_of(checked_runs(name).run), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_run_resumed_after_its_first_update_ends_the_same_bit_for_bit(name, checked_runs, tmp_path):
+    shutil.copytree(checked_runs(name).run, tmp_path / "runs" / "run")
+    run = tmp_path / "runs" / "run"
+    shutil.copy(checked_runs(name).kept / "1", run / "checkpoint.msgpack")
+    (run / "eval.json").unlink()
+    resumed = start(tmp_path / "resumed", name, {}, ["--resume", str(run)])
+    assert resumed.process.returncode == 0 and resumed.process.stderr == "", resumed.process.stderr[-3000:]
+    expected, found = state_of(checked_runs(name).run), state_of(run)
+    assert expected.keys() == found.keys() and len(expected) > 20
+    for path, x in expected.items():
+        np.testing.assert_array_equal(found[path], x, err_msg=path)
+    assert returns_of(run) == returns_of(checked_runs(name).run)
