@@ -273,7 +273,7 @@ def make_env(args: SimpleNamespace):
 
 # ------------------------------------------------------------------------------------------------------------- agent
 def rows(x):
-    """[T, B, F] -> [T · B, F]: on a CPU, the gradient of LayerNorm is faster there (docs/frozen_rnn.md)."""
+    """[T, B, F] -> [T · B, F]: on a CPU, the gradient of LayerNorm is faster there (docs/pqn_frozen_rnn.md)."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -722,7 +722,7 @@ def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:
-    """`function` of one seed, for leaves [S, ...]. For a single one, vmap would only cost time (docs/frozen_rnn.md)."""
+    """`function` of one seed, for leaves [S, ...]. For a single one, vmap would only cost time (docs/pqn_frozen_rnn.md)."""
     if num_seeds > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))

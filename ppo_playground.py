@@ -143,7 +143,7 @@ class Network:
 
 @dataclass
 class Algorithm:
-    """Recurrent PPO (FRN Table A6); what the table does not name is CleanRL's, or measured (docs/playground.md)."""
+    """Recurrent PPO (FRN Table A6); what the table does not name is CleanRL's, or measured (docs/ppo_playground.md)."""
 
     learning_rate: float | None = None
     """initial learning rate; None is 5e-5, or 1e-5 with a trained memory (FRN Table A6: 1e-5 to 5e-5)"""
@@ -371,7 +371,7 @@ def make_env(args: SimpleNamespace):
 
 # ------------------------------------------------------------------------------------------------------------- agent
 def rows(x):
-    """[T, B, F] -> [T · B, F]: on a CPU, the gradient of LayerNorm is faster there (docs/frozen_rnn.md)."""
+    """[T, B, F] -> [T · B, F]: on a CPU, the gradient of LayerNorm is faster there (docs/pqn_frozen_rnn.md)."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -865,7 +865,7 @@ def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:
-    """`function` of one seed, for leaves [S, ...]. For a single one, vmap would only cost time (docs/frozen_rnn.md)."""
+    """`function` of one seed, for leaves [S, ...]. For a single one, vmap would only cost time (docs/pqn_frozen_rnn.md)."""
     if num_seeds > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))

@@ -282,7 +282,7 @@ def windows(x, size: int, stride: int) -> list[jax.Array]:
 def convolution(x, kernel, bias, stride: int):
     """x [H, W, C], kernel [k, k, C, F] -> [H', W', F].
 
-    On a CPU as one matrix product: XLA's convolutions are slower there, most of all their gradients (docs/arcade.md).
+    On a CPU as one matrix product: XLA's convolutions are slower there, most of all their gradients (docs/pqn_arcade_cnn.md).
     """
     if jax.default_backend() != "cpu":
         numbers = ("NHWC", "HWIO", "NHWC")
@@ -334,7 +334,7 @@ class CNN(nn.Module):
 
 
 def rows(x):
-    """[T, B, F] -> [T · B, F]: on a CPU, the gradient of LayerNorm is faster there (docs/frozen_rnn.md)."""
+    """[T, B, F] -> [T · B, F]: on a CPU, the gradient of LayerNorm is faster there (docs/pqn_frozen_rnn.md)."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -763,7 +763,7 @@ def save(manager: ocp.CheckpointManager, update: int, state, note: dict):
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:
-    """`function` of one seed, for leaves [S, ...]. For a single one, vmap would only cost time (docs/frozen_rnn.md)."""
+    """`function` of one seed, for leaves [S, ...]. For a single one, vmap would only cost time (docs/pqn_frozen_rnn.md)."""
     if num_seeds > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))

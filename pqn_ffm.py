@@ -36,6 +36,7 @@ import numpy as np
 import optax
 import tyro
 from flax import serialization, struct
+from jax.tree_util import keystr
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
@@ -291,8 +292,8 @@ def make_train(args: Args) -> SimpleNamespace:
         q_taken = jnp.take_along_axis(q_values, transitions["action"][..., None], axis=-1)[..., 0]  # [T, b]
         return 0.5 * jnp.square(q_taken - targets).mean(), q_taken.mean()
 
-    def train_iteration(state: TrainState) -> tuple[TrainState, dict[str, jax.Array], dict[str, jax.Array]]:
-        """Rollout, targets, epochs; metrics of the update, and of the episodes that ended in it."""
+    def train_iteration(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Rollout, targets, epochs."""
         _, _, training_key, _ = jax.random.split(jax.random.key(state.seed), 4)
         rollout_key, epoch_key = jax.random.split(jax.random.fold_in(training_key, state.update))
         runner, transitions = rollout(state, rollout_key)
@@ -312,26 +313,19 @@ def make_train(args: Args) -> SimpleNamespace:
         minibatches = shuffle(jax.random.split(epoch_key, args.update_epochs)).reshape(gradient_steps, -1)
         (params, opt_state), losses = jax.lax.scan(minibatch_step, (state.params, state.opt_state), minibatches)
         done = transitions["done"]
-        count = done.sum(dtype=jnp.int32)  # of the episodes that ended in this rollout
+        episodes = done.sum(dtype=jnp.int32)  # that ended in this rollout
         metrics = {f"losses/{name}": values.mean() for name, values in losses.items()} | {
             "losses/parameter_norm": optax.tree.norm(params),  # finite only if all of them are
             "charts/learning_rate": learning_rate(state.update * gradient_steps),
             "charts/epsilon": epsilon(state.update * args.num_steps * args.num_envs),
+            "charts/episodes": episodes,
+            "charts/episodic_return": (transitions["episode_return"] * done).sum() / jnp.maximum(episodes, 1),
+            "charts/episodic_length": (transitions["episode_length"] * done).sum() / jnp.maximum(episodes, 1),
         }
-        episodes = {  # means are 0 where none ended
-            "charts/episodes": count,
-            "charts/episodic_return": (transitions["episode_return"] * done).sum() / jnp.maximum(count, 1),
-            "charts/episodic_length": (transitions["episode_length"] * done).sum() / jnp.maximum(count, 1),
-        }
-        state = TrainState(params, state.frozen, opt_state, runner, state.update + 1, state.seed)
-        return state, metrics, episodes
+        return TrainState(params, state.frozen, opt_state, runner, state.update + 1, state.seed), metrics
 
     def finished(state: TrainState):
         return state.update >= num_updates
-
-    def describe(state: TrainState) -> dict[str, jax.Array]:
-        """What the units say of their memory, for the log."""
-        return describe_units(functools.partial(make_unit, args), merge(state.params, state.frozen))
 
     # ---------------------------------------------------------------------------------------------------- evaluation
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
@@ -355,7 +349,7 @@ def make_train(args: Args) -> SimpleNamespace:
 
     return SimpleNamespace(
         init=init, q_network=q_network, epsilon=epsilon, rollout=rollout, compute_targets=compute_targets, loss=loss,
-        train_iteration=train_iteration, finished=finished, describe=describe, evaluate=evaluate,
+        train_iteration=train_iteration, finished=finished, evaluate=evaluate,
     )  # fmt: skip
 
 
@@ -370,6 +364,7 @@ def check_args(args: Args):
             fail(f"--{name.replace('_', '-')} {getattr(args, name)}: {right}")
 
     try:
+        args.env = getattr(popjym, "resolve", str)(args.env)  # RepeatFirst is RepeatFirstEasy; upstream's has only make
         env, env_params = popjym.make(args.env)
         make_unit(args)
     except ValueError as error:
@@ -377,7 +372,8 @@ def check_args(args: Args):
     check(hasattr(env.action_space(env_params), "n"), "env", "its actions are continuous, and PQN needs discrete ones")
     if args.learning_rate is None:
         args.learning_rate = 5e-7 if args.memory == "mlp" else 5e-5 if args.frozen else 1e-5
-    args.total_timesteps = int(args.total_timesteps)
+    check(float(args.total_timesteps).is_integer(), "total_timesteps", "must be a whole number")
+    args.total_timesteps = int(args.total_timesteps)  # which may be given as 1e6
     for name, value in vars(args).items():
         if type(value) in (int, float) and name not in ("seed", "update_bias"):
             above = 0 if type(value) is int or name == "max_grad_norm" else -1e-30
@@ -401,55 +397,30 @@ def fail(message: str, code: int = 2):
 
 
 def say(text: str, end: str = "\n"):
-    """Prints. A closed pipe or a full disk behind stdout does not end the training."""
+    """Prints. A closed pipe or a full disk behind stdout ends the printing, and not the training."""
     if sys.stdout is not None:
         with contextlib.suppress(OSError):
             os.write(1, f"{text}{end}".encode())
 
 
-def write(file: Path, data: bytes):
-    """All of it or nothing, even if the power fails; what a checkpoint replaces stays as .previous."""
-    with open(f"{file}.new", "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    if file.suffix == ".msgpack" and file.exists():
-        file.replace(file.with_suffix(".previous"))
-    os.replace(out.name, file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
-
-
-def load(file: Path, start: dict) -> dict:
-    """The newest whole checkpoint, or `start` if none was written yet."""
-    files = [name for name in (file, file.with_suffix(".previous")) if name.exists()]
-    for name in files:
-        try:
-            return serialization.from_bytes(start, name.read_bytes())
-        except Exception as error:  # of many kinds, where a file is damaged
-            print(f"{name} is damaged: {error!r}", file=sys.stderr)
-    return fail("no whole checkpoint is left", code=1) if files else start
-
-
 def parse_args() -> tuple[Args, list[Path]]:
     """The flags, and the folders of a run to resume or evaluate, whose flags hold where none is given anew."""
     os.environ["COLUMNS"] = str(max(60, shutil.get_terminal_size().columns))  # tyro hangs in a terminal of one column
-    args = tyro.cli(Args)
-    if args.resume is None and args.evaluate is None:
-        return args, []
-    run = Path(args.evaluate or args.resume).resolve()
-    try:
-        config = json.loads((run / "config.json").read_text())
-        saved, names = Args(**config["args"]), config["runs"]
-        jax.config.update("jax_default_prng_impl", config["generator"])  # its random numbers go on
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        fail(f"{run} holds no run that this version of the script has written: {error!r}")
-    args = tyro.cli(Args, default=saved)
-    for name in vars(args).keys() - CHANGEABLE:
-        if getattr(args, name) != getattr(saved, name):
-            fail(f"--{name.replace('_', '-')}: the run was started with {getattr(saved, name)}, and keeps it")
-    return args, [run.parent / name for name in names] if len(names) > 1 else [run]  # a single one can be renamed
+    args, folders = tyro.cli(Args), []
+    if args.resume is not None or args.evaluate is not None:
+        run = Path(args.evaluate if args.resume is None else args.resume).absolute()
+        try:
+            config = json.loads((run / "config.json").read_text())
+            saved, names = Args(**config["args"]), config["runs"]
+            jax.config.update("jax_default_prng_impl", config["generator"])  # its random numbers go on
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fail(f"{run} holds no run that this version of the script has written: {error!r}")
+        folders = [run.parent / name for name in names] if len(names) > 1 else [run]  # a single one can be renamed
+        args = tyro.cli(Args, default=saved)
+        for name, value in vars(saved).items():
+            if getattr(args, name) != value and name not in CHANGEABLE:
+                fail(f"--{name.replace('_', '-')} {getattr(args, name)}: the run has {value}, and keeps it")
+    return args, folders
 
 
 def make_folders(args: Args, parameters: dict) -> list[Path]:
@@ -473,126 +444,172 @@ def make_folders(args: Args, parameters: dict) -> list[Path]:
     return folders
 
 
+def write(file: Path, data: bytes):
+    """All of it or nothing, even if the power fails; what a checkpoint replaces stays as .previous."""
+    with open(f"{file}.new", "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    if file.suffix == ".msgpack" and file.exists():
+        file.replace(file.with_suffix(".previous"))
+    os.replace(out.name, file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def load(file: Path, like) -> tuple[Any, float]:
+    """A state of the form of `like` and its seconds of training, from the newest whole checkpoint; None before any."""
+    files = [name for name in (file, file.with_suffix(".previous")) if name.exists()]
+    for name in files:
+        try:
+            saved = serialization.msgpack_restore(name.read_bytes())
+            leaves = [saved["state"][keystr(path)].reshape(x.shape) for path, x in jax.tree.leaves_with_path(like)]
+            return jax.tree.unflatten(jax.tree.structure(like), leaves), saved["seconds"]
+        except Exception as error:  # of many kinds, where a file is damaged
+            print(f"{name} is damaged, or of another network: {error!r}", file=sys.stderr)
+    return fail(f"{file.parent} holds no whole checkpoint", code=1) if files else (None, 0.0)
+
+
 def main():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training starts, Ctrl-C ends the program at once
+    try:
+        devices = jax.devices()
+    except (AssertionError, RuntimeError):
+        wanted = jax.config.jax_platforms
+        jax.config.update("jax_platforms", "")
+        fail(f"JAX_PLATFORMS={wanted}: there is none here, but {jax.devices()[0].platform}")
     args, folders = parse_args()
     check_args(args)
     train = make_train(args)
     across = jax.vmap if jax.default_backend() != "cpu" else lambda function: functools.partial(jax.lax.map, function)
-    functions = train.init, train.finished, train.evaluate, train.describe
-    init, finished, evaluate, describe = (jax.jit(across(function)) for function in functions)
+    init, finished, evaluate = (jax.jit(across(f)) for f in (train.init, train.finished, train.evaluate))
+    unit = functools.partial(make_unit, args)
+    describe = jax.jit(across(lambda state: describe_units(unit, merge(state.params, state.frozen))))
     seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
     shapes = jax.eval_shape(train.init, seeds[0])
     parameters = count_parameters(shapes.params, shapes.frozen)
-    evaluating, folders = args.evaluate is not None, folders or make_folders(args, parameters)
+    folders = folders or make_folders(args, parameters)
     checkpoint, writers, tracked, signals = folders[0] / "checkpoint.msgpack", [], [], []
-    try:  # let go when this process ends, however it ends
-        if not evaluating:
-            fcntl.flock(os.open(folders[0] / "lock", os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fail(f"--resume {args.resume}: another process is training this run")
-    except OSError as error:
-        say(f"no lock        two processes could train this run at once: {error}")
-    try:
-        for folder in folders if args.track and not evaluating else []:
-            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
-            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
-    except Exception as error:
-        for folder in folders if args.resume is None else []:
-            shutil.rmtree(folder)
-        fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
-    state, seconds = load(checkpoint, {"state": init(seeds), "seconds": 0.0}).values()
-    update, done, steps_per_update = int(state.update.max()), finished(state).all(), args.num_envs * args.num_steps
-    step, num_updates = update * steps_per_update, args.total_timesteps // steps_per_update
-    if args.resume is not None and done and (folders[-1] / "eval.json").exists():
-        return say(f"finished       {folders[-1]}")
+    steps_per_update, step = args.num_envs * args.num_steps, 0
 
-    def log(scalars: dict[str, np.ndarray], ran=range(args.num_seeds)):
-        """Scalars [S] of the seeds `ran`, at the step that the run has come to."""
-        for i in ran:
+    def evaluation(file: str, **notes) -> dict[str, np.ndarray]:
+        """Each seed's greedy episodes, into its folder; what --evaluate cannot write has been said."""
+        results = jax.device_get(evaluate(state))
+        for i, folder in enumerate(folders):
+            result = {name: values[i].tolist() for name, values in results.items()} | {"environment_steps": step}
+            say(f"evaluation     return {result['mean_return']:.3f} ± {result['std_return']:.3f}  {folder}")
+            with contextlib.suppress(OSError) if args.evaluate is not None else contextlib.nullcontext():
+                write(folder / file, json.dumps(result | notes, indent=1).encode())
+        return {"eval/episodic_return": results["mean_return"]}
+
+    def log(scalars: dict[str, np.ndarray]):
+        """Scalars [S]; those of episodes only where one has ended."""
+        for i, writer in enumerate(writers):
             own = {tag: float(values[i]) for tag, values in scalars.items()}
+            if own.get("charts/episodes") == 0:
+                own = {tag: value for tag, value in own.items() if not tag.startswith("charts/episodic")}
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in own.items()])
-            writers[i].write_event(Event(step=step, wall_time=time.time(), summary=summary))
+            writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
             if tracked:
                 tracked[i].log(own, step=step)
+
+    def save():
+        """The state as {".params['memory_0']['alpha']": array, …}."""
+        for writer in writers:
+            writer.flush()
+        leaves = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(jax.device_get(state))}
+        write(checkpoint, serialization.msgpack_serialize({"state": leaves, "seconds": seconds}))
 
     def stop(number, _):
         signals.append(number)
         signal.signal(number, signal.SIG_DFL)
         say("\nstopping after this update; a second time stops at once")
 
-    if args.evaluate is None:
-        say(f"device         {len(jax.devices())} x {jax.devices()[0].device_kind} ({jax.default_backend()})")
-        say(parameter_table(parameters))
-        for folder in folders:
-            say(f"run folder     {folder}")
-            writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{update}"))
-            # Readers drop what an interrupted run has logged after its checkpoint.
-            restart = SessionLog(status=SessionLog.START)
-            writers[-1].write_event(Event(step=step + (update > 0), session_log=restart))
-        if update == 0:
-            log(describe(state))
-        start = time.perf_counter()
-        train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0).lower(state).compile()
-        compile_seconds = time.perf_counter() - start
-        say(f"compile time   {compile_seconds:.1f} s")
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-                signal.signal(number, stop)
-    saved_at, shown_at, start = time.perf_counter(), 0.0, time.perf_counter() - seconds
-    terminal, mean_return = os.isatty(1), float("nan")
-    while not (evaluating or done or signals):
-        state, metrics, episodes = train_iteration(state)
-        while not episodes["charts/episodes"].is_ready():
+    if args.evaluate is not None:
+        state, _ = load(checkpoint, jax.eval_shape(init, seeds))
+        if state is None:
+            fail(f"--evaluate {args.evaluate}: the run has no checkpoint")
+        step = int(state.update.max()) * steps_per_update
+        evaluation("evaluate.json")
+        return
+    lock = os.open(folders[0] / "lock", os.O_CREAT | os.O_RDWR)  # let go when this process ends, however it ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"--resume {args.resume}: another process is training this run")
+    except OSError as error:
+        say(f"no lock        two processes could train this run at once: {error}")
+    try:
+        for folder in folders if args.track else []:
+            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
+            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
+    except Exception as error:
+        for folder in folders if args.resume is None else []:
+            shutil.rmtree(folder)
+        fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
+    state, seconds = load(checkpoint, jax.eval_shape(init, seeds))
+    state = init(seeds) if state is None else state
+    update = first_update = int(state.update.max())
+    step = update * steps_per_update
+    if finished(state).all() and (folders[-1] / "eval.json").exists():
+        say(f"finished       {folders[-1]}")
+        return
+    say(f"device         {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
+    say(parameter_table(parameters))
+    for folder in folders:
+        say(f"run folder     {folder}")
+        writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{update}"))
+        # Readers drop what an interrupted run has logged after its checkpoint.
+        restart = SessionLog(status=SessionLog.START)
+        writers[-1].write_event(Event(step=step + (update > 0), wall_time=time.time(), session_log=restart))
+    if update == 0:
+        log(jax.device_get(describe(state)))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
+    start = time.perf_counter()
+    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0).lower(state).compile()
+    compile_seconds = time.perf_counter() - start
+    say(f"compile time   {compile_seconds:.1f} s")
+
+    saved_at, shown_at, start, seconds_before = time.perf_counter(), 0.0, time.perf_counter(), seconds
+    terminal, mean_return = sys.stdout is not None and sys.stdout.isatty(), float("nan")
+    while not signals and not finished(state).all():
+        state, metrics = train_iteration(state)
+        while not metrics["charts/episodes"].is_ready():
             time.sleep(0.001)  # signals are answered here
-        metrics, episodes, done = jax.device_get((metrics, episodes, finished(state).all()))
+        metrics, update, now = jax.device_get(metrics), update + 1, time.perf_counter()
+        step, seconds = update * steps_per_update, seconds_before + now - start
         for name, values in metrics.items():
-            if not np.isfinite(values).all():
-                fail(f"{name} is not finite after update {update + 1}; {checkpoint} is from before", code=1)
-        now = time.perf_counter()
-        update, step, seconds = update + 1, step + steps_per_update, now - start
-        sps = step * args.num_seeds / seconds
+            if name.startswith("losses/") and not np.isfinite(values).all():
+                fail(f"{name} is not finite after update {update}; {checkpoint} is from before", code=1)
+        sps = (update - first_update) * steps_per_update * args.num_seeds / (now - start)
         log(metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
-        ended = np.flatnonzero(episodes["charts/episodes"])
-        log(episodes, ended)
-        if ended.size > 0:
-            mean_return = episodes["charts/episodic_return"][ended].mean()
-        if now - shown_at > (0.1 if terminal else 10) or done or signals:
-            shown_at = now
-            postfix = f"step {step:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
-            bar = tqdm.format_meter(update, num_updates, seconds, unit="update", postfix=postfix)
+        if metrics["charts/episodes"].any():
+            mean_return = np.average(metrics["charts/episodic_return"], weights=metrics["charts/episodes"])
+        if now - shown_at > (0.1 if terminal else 10) or step + steps_per_update > args.total_timesteps:
+            shown_at, postfix = now, f"step {step:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
+            total = args.total_timesteps // steps_per_update
+            bar = tqdm.format_meter(update, total, seconds, unit="update", postfix=postfix)
             say(bar, end="\r" if terminal else "\n")
-        if now - saved_at >= args.checkpoint_every or done or signals:
+        if now - saved_at >= args.checkpoint_every:
+            save()
             saved_at = now
-            for writer in writers:
-                writer.flush()
-            write(checkpoint, serialization.to_bytes({"state": jax.device_get(state), "seconds": seconds}))
+    save()
     if signals:
         say(f"stopped        go on with --resume {folders[0]}")
         sys.exit(128 + signals[0])
-
-    results, timing = jax.device_get(evaluate(state)), {}
-    if not evaluating:
-        timing = {"train_seconds": seconds, "compile_seconds": compile_seconds, "SPS": step * args.num_seeds / seconds}
-    for i, folder in enumerate(folders):
-        result = {name: values[i].tolist() for name, values in results.items()} | {"environment_steps": step} | timing
-        say(f"evaluation     return {result['mean_return']:.3f} ± {result['std_return']:.3f}  {folder}")
-        try:
-            write(folder / ("evaluate.json" if evaluating else "eval.json"), json.dumps(result, indent=1).encode())
-        except OSError as error:
-            if not evaluating:
-                raise
-            say(f"not written    {error}: {json.dumps(result)}")
-    if not evaluating:
-        log({"eval/episodic_return": results["mean_return"]} | jax.device_get(describe(state)))
-        for writer in writers:
-            writer.close()
+    timing = {"train_seconds": seconds, "compile_seconds": compile_seconds, "SPS": step * args.num_seeds / seconds}
+    log(evaluation("eval.json", **timing) | jax.device_get(describe(state)))
+    for writer in writers:
+        writer.close()
 
 
 # --- end shared block: runs ---
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training starts, Ctrl-C ends the program at once
     try:
         main()
     except OSError as error:

@@ -12,6 +12,7 @@ FRN: Does Learning Recurrent Networks Matter in Partially Observable RL? (Wang e
 PQN: Simplifying Deep Temporal Difference Learning (Gallici et al., 2025).
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -385,6 +386,7 @@ def check_args(args: Args):
             fail(f"--{name.replace('_', '-')} {getattr(args, name)}: {right}")
 
     try:
+        args.env = getattr(popjym, "resolve", str)(args.env)  # RepeatFirst is RepeatFirstEasy; upstream's has only make
         env, env_params = popjym.make(args.env)
         make_unit(args)
     except ValueError as error:
@@ -392,7 +394,8 @@ def check_args(args: Args):
     check(hasattr(env.action_space(env_params), "n"), "env", "its actions are continuous, and PQN needs discrete ones")
     if args.learning_rate is None:
         args.learning_rate = 5e-7 if args.memory == "mlp" else 5e-5 if args.frozen else 1e-5
-    args.total_timesteps = int(args.total_timesteps)
+    check(float(args.total_timesteps).is_integer(), "total_timesteps", "must be a whole number")
+    args.total_timesteps = int(args.total_timesteps)  # which may be given as 1e6
     for name, value in vars(args).items():
         if type(value) in (int, float) and name not in ("seed", "update_bias"):
             above = 0 if type(value) is int or name == "max_grad_norm" else -1e-30
@@ -418,101 +421,109 @@ def fail(message: str, code: int = 2):
 
 def say(text: str, end: str = "\n"):
     """Prints. A closed pipe or a full disk behind stdout ends the printing, and not the training."""
-    try:
-        print(text, end=end, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if sys.stdout is not None:
+        with contextlib.suppress(OSError):
+            os.write(1, f"{text}{end}".encode())
 
 
 def parse_args() -> tuple[Args, list[Path]]:
     """The flags, and the folders of a run to resume or evaluate, whose flags hold where none is given anew."""
     os.environ["COLUMNS"] = str(max(60, shutil.get_terminal_size().columns))  # tyro hangs in a terminal of one column
-    args = tyro.cli(Args)
-    if args.resume is None and args.evaluate is None:
-        return args, []
-    run = Path(args.evaluate if args.resume is None else args.resume).absolute()
-    try:
-        config = json.loads((run / "config.json").read_text())
-        saved, names = Args(**config["args"]), config["runs"]
-        jax.config.update("jax_default_prng_impl", config["generator"])  # its random numbers go on
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        fail(f"{run} holds no run that this version of the script has written: {error!r}")
-    args = tyro.cli(Args, default=saved)
-    for name, value in vars(saved).items():
-        if getattr(args, name) != value and name not in CHANGEABLE:
-            fail(f"--{name.replace('_', '-')} {getattr(args, name)}: the run was started with {value}, and keeps it")
-    return args, [run.parent / name for name in names] if len(names) > 1 else [run]  # a single one can be renamed
+    args, folders = tyro.cli(Args), []
+    if args.resume is not None or args.evaluate is not None:
+        run = Path(args.evaluate if args.resume is None else args.resume).absolute()
+        try:
+            config = json.loads((run / "config.json").read_text())
+            saved, names = Args(**config["args"]), config["runs"]
+            jax.config.update("jax_default_prng_impl", config["generator"])  # its random numbers go on
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fail(f"{run} holds no run that this version of the script has written: {error!r}")
+        folders = [run.parent / name for name in names] if len(names) > 1 else [run]  # a single one can be renamed
+        args = tyro.cli(Args, default=saved)
+        for name, value in vars(saved).items():
+            if getattr(args, name) != value and name not in CHANGEABLE:
+                fail(f"--{name.replace('_', '-')} {getattr(args, name)}: the run has {value}, and keeps it")
+    return args, folders
 
 
 def make_folders(args: Args, parameters: dict) -> list[Path]:
     """A new run folder with a config.json for each seed; the first has the lock and the checkpoint of all."""
+    setting, start = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", int(time.time())
+    folders = []
+    while len(folders) < args.num_seeds:
+        folder = Path(args.run_dir).expanduser() / f"{setting}__{args.seed + len(folders)}__{start}"
+        try:
+            folder.mkdir(parents=True)
+            folders.append(folder)
+        except FileExistsError:  # another run started in this second
+            start += 1
     git = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-    versions = {package.__name__: package.__version__ for package in (jax, flax, optax, np)}
     config = {"script": Path(__file__).stem, "args": vars(args), "parameters": parameters, "git_commit": commit}
-    config |= {"versions": versions, "generator": jax.config.jax_default_prng_impl}
-    setting, start = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", int(time.time())
-    while True:
-        config["runs"] = [f"{setting}__{args.seed + i}__{start}" for i in range(args.num_seeds)]
-        folders = [Path(args.run_dir).expanduser() / name for name in config["runs"]]
-        try:
-            for i, folder in enumerate(folders):
-                folder.mkdir(parents=True)
-                write(folder / "config.json", json.dumps(config | {"seed": args.seed + i}, indent=1).encode())
-            return folders
-        except FileExistsError:  # another run started in this second: the next one, for all seeds
-            start += 1
-            for made in folders[:i]:
-                shutil.rmtree(made)
+    config["versions"] = {package.__name__: package.__version__ for package in (jax, flax, optax, np)}
+    config |= {"generator": jax.config.jax_default_prng_impl, "runs": [folder.name for folder in folders]}
+    for i, folder in enumerate(folders):
+        write(folder / "config.json", json.dumps(config | {"seed": args.seed + i}, indent=1).encode())
+    return folders
 
 
 def write(file: Path, data: bytes):
-    """All of it or nothing, even if the power fails: written beside, and renamed when it is on the disk."""
+    """All of it or nothing, even if the power fails; what a checkpoint replaces stays as .previous."""
     with open(f"{file}.new", "wb") as out:
         out.write(data)
         out.flush()
         os.fsync(out.fileno())
+    if file.suffix == ".msgpack" and file.exists():
+        file.replace(file.with_suffix(".previous"))
     os.replace(out.name, file)
     folder = os.open(file.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
 
 
-def load(file: Path, like) -> tuple[Any, dict]:
-    """A state of the form of `like`, and notes, from the newest whole checkpoint; None and {} if there is none."""
-    for name in (file, file.with_suffix(".previous")):
+def load(file: Path, like) -> tuple[Any, float]:
+    """A state of the form of `like` and its seconds of training, from the newest whole checkpoint; None before any."""
+    files = [name for name in (file, file.with_suffix(".previous")) if name.exists()]
+    for name in files:
         try:
-            notes = serialization.msgpack_restore(name.read_bytes())
-            leaves = [notes["state"][keystr(path)].reshape(x.shape) for path, x in jax.tree.leaves_with_path(like)]
-            return jax.tree.unflatten(jax.tree.structure(like), leaves), notes
-        except FileNotFoundError:
-            continue
+            saved = serialization.msgpack_restore(name.read_bytes())
+            leaves = [saved["state"][keystr(path)].reshape(x.shape) for path, x in jax.tree.leaves_with_path(like)]
+            return jax.tree.unflatten(jax.tree.structure(like), leaves), saved["seconds"]
         except Exception as error:  # of many kinds, where a file is damaged
-            print(f"{name} is damaged or does not fit: {error!r}", file=sys.stderr)
-    return None, {}
+            print(f"{name} is damaged, or of another network: {error!r}", file=sys.stderr)
+    return fail(f"{file.parent} holds no whole checkpoint", code=1) if files else (None, 0.0)
 
 
 def main():
+    try:
+        devices = jax.devices()
+    except (AssertionError, RuntimeError):
+        wanted = jax.config.jax_platforms
+        jax.config.update("jax_platforms", "")
+        fail(f"JAX_PLATFORMS={wanted}: there is none here, but {jax.devices()[0].platform}")
     args, folders = parse_args()
     check_args(args)
     train = make_train(args)
     across = jax.vmap if jax.default_backend() != "cpu" else lambda function: functools.partial(jax.lax.map, function)
-    init, evaluate, finished = (jax.jit(across(f)) for f in (train.init, train.evaluate, train.finished))
+    init, finished, evaluate = (jax.jit(across(f)) for f in (train.init, train.finished, train.evaluate))
     unit = functools.partial(make_unit, args)
     describe = jax.jit(across(lambda state: describe_units(unit, merge(state.params, state.frozen))))
     seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
     shapes = jax.eval_shape(train.init, seeds[0])
     parameters = count_parameters(shapes.params, shapes.frozen)
     folders = folders or make_folders(args, parameters)
-    checkpoint = folders[0] / "checkpoint.msgpack"
-    state, notes = load(checkpoint, jax.eval_shape(init, seeds))
-    update, seconds = notes.get("update", 0), notes.get("seconds", 0.0)
-    signals, writers, tracked, steps_per_update = [], [], [], args.num_envs * args.num_steps
+    checkpoint, writers, tracked, signals = folders[0] / "checkpoint.msgpack", [], [], []
+    steps_per_update, step = args.num_envs * args.num_steps, 0
 
-    def stop(number, _):
-        signals.append(number)
-        signal.signal(number, signal.SIG_DFL)
-        say("stopping after this update; a second time stops at once")
+    def evaluation(file: str, **notes) -> dict[str, np.ndarray]:
+        """Each seed's greedy episodes, into its folder; what --evaluate cannot write has been said."""
+        results = jax.device_get(evaluate(state))
+        for i, folder in enumerate(folders):
+            result = {name: values[i].tolist() for name, values in results.items()} | {"environment_steps": step}
+            say(f"evaluation     return {result['mean_return']:.3f} ± {result['std_return']:.3f}  {folder}")
+            with contextlib.suppress(OSError) if args.evaluate is not None else contextlib.nullcontext():
+                write(folder / file, json.dumps(result | notes, indent=1).encode())
+        return {"eval/episodic_return": results["mean_return"]}
 
     def log(scalars: dict[str, np.ndarray]):
         """Scalars [S]; those of episodes only where one has ended."""
@@ -521,33 +532,29 @@ def main():
             if own.get("charts/episodes") == 0:
                 own = {tag: value for tag, value in own.items() if not tag.startswith("charts/episodic")}
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in own.items()])
-            writer.write_event(Event(step=update * steps_per_update, wall_time=time.time(), summary=summary))
+            writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
             if tracked:
-                tracked[i].log(own, step=update * steps_per_update)
+                tracked[i].log(own, step=step)
 
     def save():
-        """The state as {".params['memory_0']['alpha']": array, …}; the checkpoint before stays as .previous."""
+        """The state as {".params['memory_0']['alpha']": array, …}."""
         for writer in writers:
             writer.flush()
         leaves = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(jax.device_get(state))}
-        data = serialization.msgpack_serialize({"state": leaves, "update": update, "seconds": seconds})
-        if checkpoint.exists():
-            checkpoint.replace(checkpoint.with_suffix(".previous"))
-        write(checkpoint, data)
+        write(checkpoint, serialization.msgpack_serialize({"state": leaves, "seconds": seconds}))
 
-    def evaluation(file: str, **notes) -> dict[str, np.ndarray]:
-        """Writes the greedy episodes of each seed into its folder."""
-        results = jax.device_get(evaluate(state))
-        for i, folder in enumerate(folders):
-            result = {name: values[i].tolist() for name, values in results.items()} | notes
-            say(f"evaluation     return {result['mean_return']:.3f} ± {result['std_return']:.3f}  {folder}")
-            write(folder / file, json.dumps(result, indent=1).encode())
-        return {"eval/episodic_return": results["mean_return"]}
+    def stop(number, _):
+        signals.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        say("\nstopping after this update; a second time stops at once")
 
     if args.evaluate is not None:
+        state, _ = load(checkpoint, jax.eval_shape(init, seeds))
         if state is None:
             fail(f"--evaluate {args.evaluate}: the run has no checkpoint")
-        return evaluation("evaluate.json", environment_steps=update * steps_per_update)
+        step = int(state.update.max()) * steps_per_update
+        evaluation("evaluate.json")
+        return
     lock = os.open(folders[0] / "lock", os.O_CREAT | os.O_RDWR)  # let go when this process ends, however it ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -555,48 +562,58 @@ def main():
         fail(f"--resume {args.resume}: another process is training this run")
     except OSError as error:
         say(f"no lock        two processes could train this run at once: {error}")
+    try:
+        for folder in folders if args.track else []:
+            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
+            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
+    except Exception as error:
+        for folder in folders if args.resume is None else []:
+            shutil.rmtree(folder)
+        fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
+    state, seconds = load(checkpoint, jax.eval_shape(init, seeds))
     state = init(seeds) if state is None else state
+    update = first_update = int(state.update.max())
+    step = update * steps_per_update
     if finished(state).all() and (folders[-1] / "eval.json").exists():
-        return say(f"finished       {folders[-1]}")
-    say(f"device         {len(jax.devices())} x {jax.devices()[0].device_kind} ({jax.default_backend()})")
+        say(f"finished       {folders[-1]}")
+        return
+    say(f"device         {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
     say(parameter_table(parameters))
-    say("\n".join(f"run folder     {folder}" for folder in folders))
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, stop)
     for folder in folders:
+        say(f"run folder     {folder}")
         writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{update}"))
         # Readers drop what an interrupted run has logged after its checkpoint.
         restart = SessionLog(status=SessionLog.START)
-        writers[-1].write_event(Event(step=update * steps_per_update + (update > 0), session_log=restart))
-        if args.track:
-            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
-            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
+        writers[-1].write_event(Event(step=step + (update > 0), wall_time=time.time(), session_log=restart))
     if update == 0:
         log(jax.device_get(describe(state)))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
     start = time.perf_counter()
     train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0).lower(state).compile()
     compile_seconds = time.perf_counter() - start
     say(f"compile time   {compile_seconds:.1f} s")
-    num_updates, first, seconds_before = args.total_timesteps // steps_per_update, update, seconds
-    saved_at, shown_at, start = time.perf_counter(), 0.0, time.perf_counter()
-    terminal = sys.stdout is not None and sys.stdout.isatty()  # elsewhere, the bar is a line every ten seconds
+
+    saved_at, shown_at, start, seconds_before = time.perf_counter(), 0.0, time.perf_counter(), seconds
+    terminal, mean_return = sys.stdout is not None and sys.stdout.isatty(), float("nan")
     while not signals and not finished(state).all():
         state, metrics = train_iteration(state)
         while not metrics["charts/episodes"].is_ready():
             time.sleep(0.001)  # signals are answered here
         metrics, update, now = jax.device_get(metrics), update + 1, time.perf_counter()
+        step, seconds = update * steps_per_update, seconds_before + now - start
         for name, values in metrics.items():
             if name.startswith("losses/") and not np.isfinite(values).all():
                 fail(f"{name} is not finite after update {update}; {checkpoint} is from before", code=1)
-        seconds = seconds_before + now - start
-        sps = (update - first) * steps_per_update * args.num_seeds / (now - start)
+        sps = (update - first_update) * steps_per_update * args.num_seeds / (now - start)
         log(metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
-        if now - shown_at > (0.1 if terminal else 10) or update == num_updates:
-            shown_at, mean_return = now, metrics["charts/episodic_return"].mean()
-            message = f"step {update * steps_per_update:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
-            bar = tqdm.format_meter(update, num_updates, now - start, initial=first, unit="update", postfix=message)
+        if metrics["charts/episodes"].any():
+            mean_return = np.average(metrics["charts/episodic_return"], weights=metrics["charts/episodes"])
+        if now - shown_at > (0.1 if terminal else 10) or step + steps_per_update > args.total_timesteps:
+            shown_at, postfix = now, f"step {step:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
+            total = args.total_timesteps // steps_per_update
+            bar = tqdm.format_meter(update, total, seconds, unit="update", postfix=postfix)
             say(bar, end="\r" if terminal else "\n")
         if now - saved_at >= args.checkpoint_every:
             save()
@@ -605,9 +622,8 @@ def main():
     if signals:
         say(f"stopped        go on with --resume {folders[0]}")
         sys.exit(128 + signals[0])
-    steps = update * steps_per_update
-    timing = {"train_seconds": seconds, "compile_seconds": compile_seconds, "SPS": steps * args.num_seeds / seconds}
-    log(evaluation("eval.json", environment_steps=steps, **timing) | jax.device_get(describe(state)))
+    timing = {"train_seconds": seconds, "compile_seconds": compile_seconds, "SPS": step * args.num_seeds / seconds}
+    log(evaluation("eval.json", **timing) | jax.device_get(describe(state)))
     for writer in writers:
         writer.close()
 
@@ -616,6 +632,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training starts, Ctrl-C ends the program at once
     try:
         main()
     except OSError as error:

@@ -1,6 +1,6 @@
 """Where the time of ppo_memorychain.py goes, at the published setting (64 environments × 1024 steps).
 
-    python tests/bench_ppo_memorychain.py                      # the agents of docs/memorychain.md, 3 updates each
+    python tests/bench_ppo_memorychain.py                      # the agents of docs/ppo_memorychain.md, 3 updates each
     python tests/bench_ppo_memorychain.py lru-frozen gru 5     # these, 5 updates each
 
 Agents are timed in turn, so that whatever else the machine does hits all of them; medians count.
