@@ -513,7 +513,8 @@ def main():
     parameters = count_parameters(shapes.params, shapes.frozen)
     folders = folders or make_folders(args, parameters)
     checkpoint, writers, tracked, signals = folders[0] / "checkpoint.msgpack", [], [], []
-    steps_per_update, step = args.num_envs * args.num_steps, 0
+    steps_per_update = args.num_envs * args.num_steps
+    num_updates = args.total_timesteps // steps_per_update
 
     def evaluation(file: str, **notes) -> dict[str, np.ndarray]:
         """Each seed's greedy episodes, into its folder; what --evaluate cannot write has been said."""
@@ -574,7 +575,8 @@ def main():
     state = init(seeds) if state is None else state
     update = first_update = int(state.update.max())
     step = update * steps_per_update
-    if finished(state).all() and (folders[-1] / "eval.json").exists():
+    done = finished(state).all()
+    if done and (folders[-1] / "eval.json").exists():
         say(f"finished       {folders[-1]}")
         return
     say(f"device         {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
@@ -597,12 +599,12 @@ def main():
 
     saved_at, shown_at, start, seconds_before = time.perf_counter(), 0.0, time.perf_counter(), seconds
     terminal, mean_return = sys.stdout is not None and sys.stdout.isatty(), float("nan")
-    while not signals and not finished(state).all():
+    while not (signals or done):
         state, metrics = train_iteration(state)
         while not metrics["charts/episodes"].is_ready():
             time.sleep(0.001)  # signals are answered here
-        metrics, update, now = jax.device_get(metrics), update + 1, time.perf_counter()
-        step, seconds = update * steps_per_update, seconds_before + now - start
+        metrics, done, now = jax.device_get(metrics), finished(state).all(), time.perf_counter()
+        update, step, seconds = update + 1, step + steps_per_update, seconds_before + now - start
         for name, values in metrics.items():
             if name.startswith("losses/") and not np.isfinite(values).all():
                 fail(f"{name} is not finite after update {update}; {checkpoint} is from before", code=1)
@@ -610,15 +612,13 @@ def main():
         log(metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
         if metrics["charts/episodes"].any():
             mean_return = np.average(metrics["charts/episodic_return"], weights=metrics["charts/episodes"])
-        if now - shown_at > (0.1 if terminal else 10) or step + steps_per_update > args.total_timesteps:
+        if now - shown_at > (0.1 if terminal else 10) or signals or done:
             shown_at, postfix = now, f"step {step:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
-            total = args.total_timesteps // steps_per_update
-            bar = tqdm.format_meter(update, total, seconds, unit="update", postfix=postfix)
-            say(bar, end="\r" if terminal else "\n")
-        if now - saved_at >= args.checkpoint_every:
+            bar = tqdm.format_meter(update, num_updates, seconds, unit="update", postfix=postfix)
+            say(bar, end="\r" if terminal and not done else "\n")
+        if now - saved_at >= args.checkpoint_every or signals or done:
             save()
             saved_at = now
-    save()
     if signals:
         say(f"stopped        go on with --resume {folders[0]}")
         sys.exit(128 + signals[0])
