@@ -388,9 +388,8 @@ def check_args(args: Args):
     try:
         args.env = getattr(popjym, "resolve", str)(args.env)  # RepeatFirst is RepeatFirstEasy; upstream's has only make
         env, env_params = popjym.make(args.env)
-        make_unit(args)
     except ValueError as error:
-        fail(str(error))
+        fail(f"--env {args.env}: {error}")
     check(hasattr(env.action_space(env_params), "n"), "env", "its actions are continuous, and PQN needs discrete ones")
     if args.learning_rate is None:
         args.learning_rate = 5e-7 if args.memory == "mlp" else 5e-5 if args.frozen else 1e-5
@@ -402,6 +401,7 @@ def check_args(args: Args):
             check(above < value < 2**31, name, "must be a positive number below 2^31")
     for name in ("gamma", "td_lambda", "start_e", "end_e", "exploration_fraction"):
         check(getattr(args, name) <= 1, name, "must be from 0 to 1")
+    check(0 <= args.seed <= 2**31 - args.num_seeds, "seed", "must be from 0 to 2^31 - num_seeds")
     check(args.num_envs % args.num_minibatches == 0, "num_envs", f"no multiple of {args.num_minibatches} minibatches")
     rollout = args.num_envs * args.num_steps
     check(args.total_timesteps >= rollout, "total_timesteps", f"less than one rollout of {rollout} steps")
@@ -410,6 +410,12 @@ def check_args(args: Args):
     around = {"frozen_mixers", "frozen_input"} if args.memory in RESERVOIRS else set()
     for name in vars(args).keys() & (units - UNITS[args.memory].__dataclass_fields__.keys() | around):
         check(getattr(args, name) == getattr(Args, name), name, f"--memory {args.memory} has no such part")
+    check("/" not in args.exp_name and "__" not in args.exp_name, "exp_name", "must have no / and no __")
+    check("://" not in args.run_dir, "run_dir", "must be a folder of this machine")
+    try:
+        make_unit(args)
+    except ValueError as error:
+        fail(str(error))
 
 
 # --- shared block: runs ---
@@ -429,7 +435,11 @@ def say(text: str, end: str = "\n"):
 def parse_args() -> tuple[Args, list[Path]]:
     """The flags, and the folders of a run to resume or evaluate, whose flags hold where none is given anew."""
     os.environ["COLUMNS"] = str(max(60, shutil.get_terminal_size().columns))  # tyro hangs in a terminal of one column
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode is no reason to stop
     args, folders = tyro.cli(Args), []
+    if args.resume is not None and args.evaluate is not None:
+        fail(f"--resume {args.resume} --evaluate {args.evaluate}: give one of the two")
     if args.resume is not None or args.evaluate is not None:
         run = Path(args.evaluate if args.resume is None else args.resume).absolute()
         try:
@@ -455,8 +465,10 @@ def make_folders(args: Args, parameters: dict) -> list[Path]:
         try:
             folder.mkdir(parents=True)
             folders.append(folder)
-        except FileExistsError:  # another run started in this second
+        except FileExistsError:  # another run started in this second: the next one, for all seeds
             start += 1
+            while folders:
+                folders.pop().rmdir()
     git = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     config = {"script": Path(__file__).stem, "args": vars(args), "parameters": parameters, "git_commit": commit}
@@ -481,17 +493,17 @@ def write(file: Path, data: bytes):
     os.close(folder)
 
 
-def load(file: Path, like) -> tuple[Any, float]:
-    """A state of the form of `like` and its seconds of training, from the newest whole checkpoint; None before any."""
+def load(file: Path, like) -> tuple[Any, dict]:
+    """A state of the form of `like`, and what else the newest whole checkpoint holds; None and {} before the first."""
     files = [name for name in (file, file.with_suffix(".previous")) if name.exists()]
     for name in files:
         try:
-            saved = serialization.msgpack_restore(name.read_bytes())
-            leaves = [saved["state"][keystr(path)].reshape(x.shape) for path, x in jax.tree.leaves_with_path(like)]
-            return jax.tree.unflatten(jax.tree.structure(like), leaves), saved["seconds"]
+            notes = serialization.msgpack_restore(name.read_bytes())
+            leaves = [notes["state"][keystr(path)].reshape(x.shape) for path, x in jax.tree.leaves_with_path(like)]
+            return jax.tree.unflatten(jax.tree.structure(like), leaves), notes
         except Exception as error:  # of many kinds, where a file is damaged
             print(f"{name} is damaged, or of another network: {error!r}", file=sys.stderr)
-    return fail(f"{file.parent} holds no whole checkpoint", code=1) if files else (None, 0.0)
+    return fail(f"{file.parent} holds no whole checkpoint") if files else (None, {})
 
 
 def main():
@@ -517,13 +529,17 @@ def main():
     num_updates = args.total_timesteps // steps_per_update
 
     def evaluation(file: str, **notes) -> dict[str, np.ndarray]:
-        """Each seed's greedy episodes, into its folder; what --evaluate cannot write has been said."""
+        """Each seed's greedy episodes, into its folder."""
         results = jax.device_get(evaluate(state))
         for i, folder in enumerate(folders):
             result = {name: values[i].tolist() for name, values in results.items()} | {"environment_steps": step}
             say(f"evaluation     return {result['mean_return']:.3f} ± {result['std_return']:.3f}  {folder}")
-            with contextlib.suppress(OSError) if args.evaluate is not None else contextlib.nullcontext():
+            try:
                 write(folder / file, json.dumps(result | notes, indent=1).encode())
+            except OSError as error:
+                if args.evaluate is None:
+                    raise
+                print(f"{folder / file} cannot be written: {error}", file=sys.stderr)
         return {"eval/episodic_return": results["mean_return"]}
 
     def log(scalars: dict[str, np.ndarray]):
@@ -542,7 +558,7 @@ def main():
         for writer in writers:
             writer.flush()
         leaves = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(jax.device_get(state))}
-        write(checkpoint, serialization.msgpack_serialize({"state": leaves, "seconds": seconds}))
+        write(checkpoint, serialization.msgpack_serialize({"state": leaves, "update": update, "seconds": seconds}))
 
     def stop(number, _):
         signals.append(number)
@@ -550,10 +566,10 @@ def main():
         say("\nstopping after this update; a second time stops at once")
 
     if args.evaluate is not None:
-        state, _ = load(checkpoint, jax.eval_shape(init, seeds))
+        state, notes = load(checkpoint, jax.eval_shape(init, seeds))
         if state is None:
-            fail(f"--evaluate {args.evaluate}: the run has no checkpoint")
-        step = int(state.update.max()) * steps_per_update
+            fail(f"--evaluate {args.evaluate}: the run has no checkpoint yet")
+        step = notes["update"] * steps_per_update
         evaluation("evaluate.json")
         return
     lock = os.open(folders[0] / "lock", os.O_CREAT | os.O_RDWR)  # let go when this process ends, however it ends
@@ -571,14 +587,17 @@ def main():
         for folder in folders if args.resume is None else []:
             shutil.rmtree(folder)
         fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
-    state, seconds = load(checkpoint, jax.eval_shape(init, seeds))
+    state, notes = load(checkpoint, jax.eval_shape(init, seeds))
     state = init(seeds) if state is None else state
-    update = first_update = int(state.update.max())
-    step = update * steps_per_update
+    update, seconds = notes.get("update", 0), notes.get("seconds", 0.0)
+    step, first_update = update * steps_per_update, update
     done = finished(state).all()
     if done and (folders[-1] / "eval.json").exists():
         say(f"finished       {folders[-1]}")
         return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
     say(f"device         {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
     say(parameter_table(parameters))
     for folder in folders:
@@ -589,9 +608,6 @@ def main():
         writers[-1].write_event(Event(step=step + (update > 0), wall_time=time.time(), session_log=restart))
     if update == 0:
         log(jax.device_get(describe(state)))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, stop)
     start = time.perf_counter()
     train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0).lower(state).compile()
     compile_seconds = time.perf_counter() - start
@@ -616,9 +632,10 @@ def main():
             shown_at, postfix = now, f"step {step:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
             bar = tqdm.format_meter(update, num_updates, seconds, unit="update", postfix=postfix)
             say(bar, end="\r" if terminal and not done else "\n")
-        if now - saved_at >= args.checkpoint_every or signals or done:
+        if now - saved_at >= args.checkpoint_every:
             save()
             saved_at = now
+    save()
     if signals:
         say(f"stopped        go on with --resume {folders[0]}")
         sys.exit(128 + signals[0])
