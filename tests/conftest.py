@@ -29,22 +29,25 @@ def optimisation(request):
     jax.config.update("jax_disable_most_optimizations", request.module.__name__ not in OPTIMISED)
 
 
-def strike(number: int, owner: str, name: str, call: int) -> str:
-    """A patch for `script`: the process sends itself the signal `number` just before the call-th call of owner.name.
+def strike(number: int, owner: str, name: str, when: str) -> str:
+    """A patch for `script`: the process sends itself the signal `number` before a call of owner.name.
 
-    The signal is a real one, and its moment is the same on every machine, however slow it is.
+    It is the first call for which the expression `when` holds, in which `args` are the call's and `calls` counts them
+    from 1. The signal is a real one, and its moment is the same on every machine, however slow it is.
     """
     return f"""
 def strike():
     import os, pkgutil
-    owner, calls = pkgutil.resolve_name({owner!r}), []
+    owner, calls, struck = pkgutil.resolve_name({owner!r}), 0, False
     function = getattr(owner, {name!r})
-    def struck(*args, **kwargs):
-        calls.append(None)
-        if len(calls) == {call}:
+    def watched(*args, **kwargs):
+        nonlocal calls, struck
+        calls += 1
+        if not struck and ({when}):
+            struck = True
             os.kill(os.getpid(), {int(number)})
         return function(*args, **kwargs)
-    setattr(owner, {name!r}, struck)
+    setattr(owner, {name!r}, watched)
 strike()
 """
 

@@ -18,6 +18,10 @@ PPO = dict(num_envs=B, num_steps=T, num_minibatches=1, delay=8, total_timesteps=
 LOSSES = [
     ("pqn_ffm", PQN, reference_agents.pqn_loss),
     ("pqn_ffm", PQN | dict(memory="gru", frozen=True), reference_agents.pqn_loss),
+    ("pqn_frozen_rnn", PQN | dict(memory="lru"), reference_agents.pqn_loss),
+    ("pqn_frozen_rnn", PQN | dict(memory="deepesn", frozen=True), reference_agents.pqn_loss),
+    ("ppo_memorychain", PPO | dict(memory="gru"), reference_agents.ppo_loss),
+    ("ppo_memorychain", PPO | dict(memory="lru", frozen=True), reference_agents.ppo_loss),
 ]
 
 

@@ -22,36 +22,58 @@ from memory import count_parameters, merge
 # any episode does, the second one after some have.
 SMALL = {
     "pqn_ffm": dict(
-        env="RepeatPreviousEasy", hidden_size=16, trace_size=4, context_size=2, num_blocks=2, num_readout_blocks=1,
+        env="RepeatPreviousEasy", hidden_size=16, trace_size=4, context_size=2, num_blocks=1, num_readout_blocks=1,
         num_envs=4, num_steps=30, num_minibatches=2, update_epochs=1, total_timesteps=240, learning_rate=1e-3,
         eval_episodes=2,
     ),
+    "pqn_frozen_rnn": dict(
+        env="RepeatPreviousEasy", memory="lru", hidden_size=16, num_blocks=1, num_readout_blocks=1, num_envs=4,
+        num_steps=30, num_minibatches=2, update_epochs=1, total_timesteps=240, learning_rate=1e-3, eval_episodes=2,
+    ),
+    "ppo_memorychain": dict(
+        delay=50, memory="gru", hidden_size=16, num_blocks=1, num_readout_blocks=1, num_envs=4, num_steps=30,
+        num_minibatches=2, update_epochs=1, total_timesteps=240, learning_rate=1e-3, eval_episodes=2,
+    ),
 }  # fmt: skip
 
+ALL_FROZEN = dict(frozen=True, frozen_mixers=True)
 GRU = dict(memory="gru", trace_size=32, context_size=4)  # whose settings are not those of an FFM
 # What is changed, and the beginnings of the names of the modules that are then frozen.
 FROZEN = [
     ("pqn_ffm", dict(frozen=True), ["memory"]),
     ("pqn_ffm", dict(frozen_mixers=True) | GRU, ["mixer"]),
-    ("pqn_ffm", dict(frozen=True, frozen_mixers=True) | GRU, ["memory", "mixer"]),
+    ("pqn_ffm", ALL_FROZEN | GRU, ["memory", "mixer"]),
+    ("pqn_frozen_rnn", dict(frozen=True), ["memory"]),
+    ("pqn_frozen_rnn", ALL_FROZEN | dict(frozen_input=True, memory="gru"), ["memory", "mixer", "input"]),
+    ("pqn_frozen_rnn", dict(frozen=True, memory="deepesn"), ["memory"]),
+    ("ppo_memorychain", dict(frozen=True), ["memory"]),
 ]
 MEMORIES = [
     ("pqn_ffm", {}),
     ("pqn_ffm", GRU),
+    ("pqn_frozen_rnn", {}),
+    ("pqn_frozen_rnn", ALL_FROZEN | dict(memory="gru")),
+    ("pqn_frozen_rnn", dict(frozen=True, memory="deepesn")),
+    ("ppo_memorychain", {}),
+    pytest.param("ppo_memorychain", dict(memory="lru"), marks=pytest.mark.slow),
     pytest.param("pqn_ffm", GRU | dict(memory="mlp"), marks=pytest.mark.slow),
     pytest.param("pqn_ffm", dict(env="NoisyStatelessCartPoleEasy"), marks=pytest.mark.slow),
 ]
 
 
+def make_train(name: str, **changes) -> SimpleNamespace:
+    module = importlib.import_module(name)
+    args = module.Args(**SMALL[name] | changes)
+    module.check_args(args)
+    return module.make_train(args)
+
+
 @functools.cache
 def made(name: str, changes: tuple = ()) -> SimpleNamespace:
     """The functions of a small run, each compiled once, and its start; `changes` are pairs of a flag and its value."""
-    module = importlib.import_module(name)
-    args = module.Args(**SMALL[name] | dict(changes))
-    module.check_args(args)
-    train = module.make_train(args)
+    train = make_train(name, **dict(changes))
     functions = {name: jax.jit(function) for name, function in vars(train).items() if callable(function)}
-    return SimpleNamespace(args=args, start=functions["init"](jnp.int32(3)), **functions)
+    return SimpleNamespace(start=functions["init"](jnp.int32(3)), **functions)
 
 
 # -------------------------------------------------------------------------------------------------------------- frozen
@@ -84,18 +106,25 @@ def test_an_update_in_which_no_episode_ends_has_no_nan(name):
 
 
 # -------------------------------------------------------------------------------------------- acting equals training
-def agreement_of_pqn(run, state, transitions):
-    """The Q values of the rollout and those of the whole sequence; and the loss of targets that are all off by 1."""
-    inputs = transitions["obs"], transitions["previous_action"], transitions["reset"]
-    _, q_values = run.q_network(state.params, state.frozen, state.runner.carry, *inputs)
-    yield transitions["q_values"], q_values
+def disagreement_of_pqn(run, state, transitions):
+    """Half of the mean squared difference of Q values, by the loss; and the mean Q value less that of the rollout."""
     taken = np.take_along_axis(np.asarray(transitions["q_values"]), np.asarray(transitions["action"])[..., None], -1)
-    targets = taken[..., 0] + 1
-    td_loss, mean_q = run.loss(state.params, state.frozen, state.runner.carry, transitions, targets)
-    yield np.array([0.5, taken.mean()]), np.array([td_loss, mean_q])
+    loss, mean = run.loss(state.params, state.frozen, state.runner.carry, transitions, taken[..., 0])
+    return {"loss": loss, "mean": mean - taken.mean()}
 
 
-AGREEMENT = {"pqn_ffm": agreement_of_pqn}
+def disagreement_of_ppo(run, state, transitions):
+    """Half of the mean squared difference of values; the mean of ratio - 1 - log(ratio), which is 0 only at 1."""
+    targets = transitions["reward"], transitions["value"]
+    _, losses = run.loss(state.params, state.frozen, state.runner.carry, transitions, *targets)
+    return {name: losses[name] for name in ("value_loss", "approx_kl", "clipfrac")}
+
+
+DISAGREEMENT = {
+    "pqn_ffm": disagreement_of_pqn,
+    "pqn_frozen_rnn": disagreement_of_pqn,
+    "ppo_memorychain": disagreement_of_ppo,
+}
 
 
 @pytest.mark.parametrize("name, changes", MEMORIES)
@@ -106,22 +135,19 @@ def test_the_first_minibatch_after_a_rollout_reproduces_it(name, changes):
     state = run.start.replace(runner=runner)
     _, transitions = run.rollout(state, jax.random.key(1))
     assert transitions["reset"][1:].any() and not transitions["reset"].all()
-    for acting, training in AGREEMENT[name](run, state, transitions):
-        np.testing.assert_allclose(training, acting, rtol=1e-4, atol=1e-5)
+    found = DISAGREEMENT[name](run, state, transitions)
+    assert all(abs(value) < 1e-6 for value in found.values()), found
 
 
 # ---------------------------------------------------------------------------------------------- what users set for JAX
+CHECKERS = {"JAX_DEBUG_KEY_REUSE": "1", "JAX_ENABLE_CUSTOM_PRNG": "1", "JAX_DEBUG_NANS": "1"}
+
+
 @pytest.fixture(scope="module")
 def checked_runs(tmp_path_factory):
     """checked_runs(name): a run under all of JAX's checkers, its process and its folder. Each is made once."""
     folder = tmp_path_factory.mktemp("checked")
-    checkers = ("JAX_DEBUG_KEY_REUSE", "JAX_ENABLE_CUSTOM_PRNG", "JAX_DEBUG_NANS")
-
-    @functools.cache
-    def checked(name):
-        return start(folder / name, name, {checker: "1" for checker in checkers})
-
-    return checked
+    return functools.cache(lambda name: start(folder / name, name, CHECKERS))
 
 
 def start(folder, name, env, flags=None):
@@ -154,8 +180,25 @@ def test_no_random_number_is_used_twice_nothing_is_nan_and_nothing_warns(name, c
 
 
 @pytest.mark.parametrize("name", SMALL)
+def test_with_64_bits_by_default_every_type_is_the_same(name):
+    """JAX_ENABLE_X64 changes the type of every array whose type is not named. No loop's carry may change it."""
+
+    def types():
+        train = make_train(name)
+        state = jax.eval_shape(train.init, jnp.int32(3))
+        results = state, jax.eval_shape(train.train_iteration, state), jax.eval_shape(train.evaluate, state)
+        return {jax.tree_util.keystr(path): str(x.dtype) for path, x in jax.tree.leaves_with_path(results)}
+
+    expected = types()
+    with jax.enable_x64(True):
+        assert types() == expected
+
+
+FIRST, *OTHERS = SMALL
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_with_64_bits_by_default_a_run_is_the_same(name, checked_runs, tmp_path):
-    """JAX_ENABLE_X64 changes the type of every array whose type is not named."""
     wide = start(tmp_path / "wide", name, {"JAX_ENABLE_X64": "1"})
     assert wide.process.returncode == 0, wide.process.stderr[-3000:]
     expected, found = state_of(checked_runs(name).run), state_of(wide.run)
@@ -171,7 +214,7 @@ def test_a_run_resumed_after_its_first_update_ends_the_same_bit_for_bit(name, ch
     run = tmp_path / "runs" / "run"
     shutil.copy(checked_runs(name).kept / "1", run / "checkpoint.msgpack")
     (run / "eval.json").unlink()
-    resumed = start(tmp_path / "resumed", name, {}, ["--resume", str(run)])
+    resumed = start(tmp_path / "resumed", name, CHECKERS, ["--resume", str(run)])
     assert resumed.process.returncode == 0 and resumed.process.stderr == "", resumed.process.stderr[-3000:]
     expected, found = state_of(checked_runs(name).run), state_of(run)
     assert expected.keys() == found.keys() and len(expected) > 20
