@@ -498,13 +498,18 @@ def make_folders(args: Args, parameters: dict) -> list[Path]:
 
 def write(file: Path, data: bytes):
     """All of it or nothing, even if the power fails; what a checkpoint replaces stays as .previous."""
-    with open(f"{file}.new", "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
+    beside = Path(f"{file}.new")
+    try:
+        with open(beside, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
     if file.suffix == ".msgpack" and file.exists():
         file.replace(file.with_suffix(".previous"))
-    os.replace(out.name, file)
+    beside.replace(file)
     folder = os.open(file.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
