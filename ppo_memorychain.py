@@ -346,7 +346,8 @@ def make_train(args: Args) -> SimpleNamespace:
         learner, losses = jax.lax.scan(minibatch_step, before, minibatches)
         done = transitions["done"]
         episodes = done.sum(dtype=jnp.int32)  # that ended in this rollout
-        success_rate = (done & (transitions["episode_return"] > 0)).sum(dtype=jnp.float32) / jnp.maximum(episodes, 1)
+        weights = done.astype(jnp.float32) / jnp.maximum(episodes, 1)  # of a mean over them
+        success_rate = ((transitions["episode_return"] > 0) * weights).sum()
         succeeded = state.succeeded
         if args.stop_at_success is not None:
             succeeded |= success_rate >= args.stop_at_success
@@ -356,8 +357,8 @@ def make_train(args: Args) -> SimpleNamespace:
             "losses/parameter_norm": optax.tree.norm(params),  # finite only if all of them are
             "charts/learning_rate": learning_rate(state.update * gradient_steps),
             "charts/episodes": episodes,
-            "charts/episodic_return": (transitions["episode_return"] * done).sum() / jnp.maximum(episodes, 1),
-            "charts/episodic_length": (transitions["episode_length"] * done).sum() / jnp.maximum(episodes, 1),
+            "charts/episodic_return": (transitions["episode_return"] * weights).sum(),
+            "charts/episodic_length": (transitions["episode_length"] * weights).sum(),
             "charts/episodic_success_rate": success_rate,
         }
         return TrainState(params, state.frozen, opt_state, runner, state.update + 1, state.seed, succeeded), metrics

@@ -314,13 +314,14 @@ def make_train(args: Args) -> SimpleNamespace:
         (params, opt_state), losses = jax.lax.scan(minibatch_step, (state.params, state.opt_state), minibatches)
         done = transitions["done"]
         episodes = done.sum(dtype=jnp.int32)  # that ended in this rollout
+        weights = done.astype(jnp.float32) / jnp.maximum(episodes, 1)  # of a mean over them
         metrics = {f"losses/{name}": values.mean() for name, values in losses.items()} | {
             "losses/parameter_norm": optax.tree.norm(params),  # finite only if all of them are
             "charts/learning_rate": learning_rate(state.update * gradient_steps),
             "charts/epsilon": epsilon(state.update * args.num_steps * args.num_envs),
             "charts/episodes": episodes,
-            "charts/episodic_return": (transitions["episode_return"] * done).sum() / jnp.maximum(episodes, 1),
-            "charts/episodic_length": (transitions["episode_length"] * done).sum() / jnp.maximum(episodes, 1),
+            "charts/episodic_return": (transitions["episode_return"] * weights).sum(),
+            "charts/episodic_length": (transitions["episode_length"] * weights).sum(),
         }
         return TrainState(params, state.frozen, opt_state, runner, state.update + 1, state.seed), metrics
 
