@@ -347,7 +347,7 @@ def make_train(args: Args) -> SimpleNamespace:
         done = transitions["done"]
         episodes = done.sum(dtype=jnp.int32)  # that ended in this rollout
         weights = done.astype(jnp.float32) / jnp.maximum(episodes, 1)  # of a mean over them
-        success_rate = ((transitions["episode_return"] > 0) * weights).sum()
+        success_rate = (done & (transitions["episode_return"] > 0)).sum(dtype=jnp.float32) / jnp.maximum(episodes, 1)
         succeeded = state.succeeded
         if args.stop_at_success is not None:
             succeeded |= success_rate >= args.stop_at_success
@@ -563,6 +563,8 @@ def main():
                 if args.evaluate is None:
                     raise
                 print(f"{folder / file} cannot be written: {error}", file=sys.stderr)
+            if hasattr(train, "after"):  # where episodes are filmed
+                train.after(jax.tree.map(lambda x, i=i: x[i], state), folder)
         return {"eval/episodic_return": results["mean_return"]}
 
     def log(scalars: dict[str, np.ndarray]):

@@ -546,6 +546,8 @@ def main():
                 if args.evaluate is None:
                     raise
                 print(f"{folder / file} cannot be written: {error}", file=sys.stderr)
+            if hasattr(train, "after"):  # where episodes are filmed
+                train.after(jax.tree.map(lambda x, i=i: x[i], state), folder)
         return {"eval/episodic_return": results["mean_return"]}
 
     def log(scalars: dict[str, np.ndarray]):

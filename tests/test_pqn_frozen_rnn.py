@@ -32,10 +32,6 @@ def make_args(**changes) -> pqn_frozen_rnn.Args:
     return args
 
 
-# No number below needs XLA's optimisation, which takes half of the time to compile.
-unoptimised = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
-
 @functools.cache
 def tiny(**changes) -> SimpleNamespace:
     """The functions of a small run."""
@@ -43,8 +39,8 @@ def tiny(**changes) -> SimpleNamespace:
     args = make_args(**small | dict(learning_rate=1e-3) | changes)
     train = pqn_frozen_rnn.make_train(args)
     names = ("init", "rollout", "compute_targets", "loss", "train_iteration", "q_network")
-    compiled = {name: unoptimised(getattr(train, name)) for name in names}
-    value_and_grad = unoptimised(jax.value_and_grad(train.loss, has_aux=True))
+    compiled = {name: jax.jit(getattr(train, name)) for name in names}
+    value_and_grad = jax.jit(jax.value_and_grad(train.loss, has_aux=True))
     return SimpleNamespace(args=args, train=train, value_and_grad=value_and_grad, **compiled)
 
 
@@ -197,7 +193,7 @@ def test_gradients_from_kept_features_equal_those_of_running_the_memory_again(se
     carry = jax.tree.map(lambda x: x[envs], state.runner.carry)
     minibatch = jax.tree.map(lambda x: x[:, envs], run.transitions)
     targets = jnp.sin(jnp.arange(120.0)).reshape(60, 2)
-    again = unoptimised(jax.value_and_grad(run_again(run.args).loss, has_aux=True))
+    again = jax.jit(jax.value_and_grad(run_again(run.args).loss, has_aux=True))
     results = [f(state.params, state.frozen, carry, minibatch, targets) for f in (run.value_and_grad, again)]
     for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True):
         assert abs(a).max() > 0
@@ -209,7 +205,7 @@ def test_an_iteration_with_kept_features_is_the_one_that_runs_the_memory_again(s
     memory, flags = setting
     run = trained(memory=memory, frozen=True, **flags)
     one = run.train_iteration(run.start)[0]
-    other = unoptimised(run_again(run.args).train_iteration)(run.start)[0]
+    other = jax.jit(run_again(run.args).train_iteration)(run.start)[0]
     np.testing.assert_array_equal(one.runner.obs, other.runner.obs)
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)  # Adam's step is 1e-3, whatever the gradient's size
