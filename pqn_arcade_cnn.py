@@ -167,7 +167,7 @@ def windows(x, size: int, stride: int) -> list[jax.Array]:
 def convolution(x, kernel, bias, stride: int):
     """x [H, W, C], kernel [k, k, C, F] -> [H', W', F].
 
-    On a CPU as one matrix product: XLA's convolutions are slower there, most of all their gradients (docs/pqn_arcade_cnn.md).
+    On a CPU as one matrix product: XLA's convolutions are slower there, and their gradients most of all.
     """
     if jax.default_backend() != "cpu":
         numbers = ("NHWC", "HWIO", "NHWC")
