@@ -52,18 +52,22 @@ strike()
 """
 
 
+# A patch that keeps every checkpoint in the folder that KEPT names, each by the number of its update.
 KEEP_CHECKPOINTS = """
 def keep_checkpoints():
     import os, shutil
-    replace, saved = os.replace, []
+    replace = os.replace
     def replace_and_keep(source, target):
         replace(source, target)
         if str(target).endswith("checkpoint.msgpack"):
-            saved.append(None)
-            shutil.copy(target, os.environ["KEPT"] + f"/{len(saved)}")
+            from flax.serialization import msgpack_restore
+            with open(target, "rb") as file:
+                shutil.copy(target, os.environ["KEPT"] + f"/{int(msgpack_restore(file.read())['update'])}")
     os.replace = replace_and_keep
 keep_checkpoints()
 """
+# A limit on the size of files holds for the compilation cache too: programs are read from it, and none is written.
+READ_ONLY_CACHE = {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "1000000000"}
 
 
 @pytest.fixture

@@ -139,6 +139,37 @@ def test_the_first_minibatch_after_a_rollout_reproduces_it(name, changes):
     assert all(abs(value) < 1e-6 for value in found.values()), found
 
 
+# --------------------------------------------------------------------------------------------------------- time limits
+TARGETS = {
+    "pqn_ffm": "compute_targets",
+    "pqn_frozen_rnn": "compute_targets",
+    "ppo_memorychain": "compute_advantages",
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_time_limit_is_valued_by_what_was_seen_last_and_another_end_is_not(name):
+    run, end = made(name, (("frozen", True),)), 10
+    runner, transitions = run.rollout(run.start, jax.random.key(0))
+    ends = {flag: np.zeros((30, 4), bool) for flag in ("done", "terminated", "truncated")}
+    ends["done"][end, :3] = True
+    ends["truncated"][end, :2] = True  # of the first two,
+    ends["terminated"][end, 1:3] = True  # the second is over, too: there, and in the third, nothing follows
+
+    def changed(**changes):
+        """Where the targets change with a part of the transitions."""
+        targets = getattr(run, TARGETS[name])
+        state = run.start.params, run.start.frozen, runner
+        return np.asarray(targets(*state, transitions | ends) != targets(*state, transitions | ends | changes))
+
+    expected = np.zeros((30, 4), bool)
+    expected[: end + 1, 0] = True
+    seen = transitions["final_obs"].at[end].add(1)
+    np.testing.assert_array_equal(changed(final_obs=seen), expected)
+    memory = jax.tree.map(lambda leaf: leaf.at[end].add(1), transitions["carry"])
+    np.testing.assert_array_equal(changed(carry=memory), expected)
+
+
 # ---------------------------------------------------------------------------------------------- what users set for JAX
 CHECKERS = {"JAX_DEBUG_KEY_REUSE": "1", "JAX_ENABLE_CUSTOM_PRNG": "1", "JAX_DEBUG_NANS": "1"}
 
