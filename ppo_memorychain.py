@@ -298,7 +298,8 @@ def make_train(args: Args) -> SimpleNamespace:
             """A time limit is not an end: value what was seen last, with the memory as it was before its reset."""
             led_to = (transitions["carry"], transitions["final_obs"])
             carry, obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), led_to)  # [T · B, ...]
-            _, _, value = network(params, frozen, carry, obs[None], jnp.zeros((1, len(obs)), jnp.bool_))  # [1, T · B]
+            no_reset = jnp.zeros((1, len(obs)), jnp.bool_)
+            _, _, value = network(params, frozen, carry, obs[None], no_reset)  # [1, T · B]
             return jnp.where(transitions["truncated"], value.reshape(next_value.shape), next_value)
 
         next_value = jax.lax.cond(transitions["truncated"].any(), at_time_limits, lambda: next_value)
@@ -307,7 +308,8 @@ def make_train(args: Args) -> SimpleNamespace:
 
     def loss(params, frozen, carry, transitions: dict, advantages, returns):
         """PPO's loss of whole sequences [T, b], from the memory [b] that the rollout began with (PPO, Eq. 7 and 9)."""
-        _, policy, value = network(params, frozen, carry, transitions["obs"], transitions["reset"])  # [T, b]
+        inputs = transitions["obs"], transitions["reset"]
+        _, policy, value = network(params, frozen, carry, *inputs)  # [T, b]
         log_ratio = log_probability(policy, transitions["action"]) - transitions["log_prob"]
         ratio, value_error = jnp.exp(log_ratio), jnp.square(value - returns)
         if args.norm_adv:
