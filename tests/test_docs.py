@@ -106,7 +106,9 @@ def parse(program: str, arguments: list[str], monkeypatch):
     fork of docs/fork.md, which is run below. Benchmarks that take words and no flags have to know these words.
     """
     if program == "benchmark.sh":
-        dry_run = [ROOT / program, *arguments, *([] if "--help" in arguments else ["--dry-run"])]
+        if "--once" in arguments:  # how a line of its own list begins
+            return
+        dry_run = [ROOT / program, *([] if "--help" in arguments else ["--dry-run"]), *arguments]
         sys.exit(subprocess.run(dry_run, capture_output=True).returncode)
     file, *flags = arguments
     if program == "pip" or file in ("-m", "-c", "my_agent.py") or "--help" in flags:
