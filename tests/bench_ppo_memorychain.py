@@ -10,9 +10,9 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -22,12 +22,10 @@ AGENTS = ["mlp", "gru", "gru-frozen", "lru", "lru-frozen", "ffm", "ffm-frozen"]
 
 
 def make(agent: str):
-    flags = {name: value for group in vars(ppo_memorychain.Args()).values() for name, value in vars(group).items()}
-    memory, frozen = agent.removesuffix("-frozen"), agent.endswith("-frozen")
-    args = SimpleNamespace(**flags | {"memory": memory, "frozen": frozen})
+    args = ppo_memorychain.Args(memory=agent.removesuffix("-frozen"), frozen=agent.endswith("-frozen"))
     ppo_memorychain.check_args(args)
     train = ppo_memorychain.make_train(args)
-    return args, train, jax.jit(train.init)(jax.random.PRNGKey(args.seed))
+    return args, train, jax.jit(train.init)(jnp.int32(args.seed))
 
 
 def compiled(function, *x):
@@ -44,25 +42,25 @@ def seconds(function, *x) -> float:
 
 if __name__ == "__main__":
     updates = int(sys.argv.pop()) if sys.argv[-1].isdigit() else 3
-    rows = []
+    rows, key = [], jax.random.key(0)
     for agent in sys.argv[1:] or AGENTS:
         args, train, state = make(agent)
         iteration, compile_seconds = compiled(train.train_iteration, state)
-        rollout, _ = compiled(train.rollout, state, state.key)
-        advantages, _ = compiled(train.compute_advantages, state.params, state.frozen, *rollout(state, state.key))
-        rows.append((agent, args, train, state, iteration, rollout, advantages, compile_seconds, [], [], []))
+        rollout, _ = compiled(train.rollout, state, key)
+        advantages, _ = compiled(train.compute_advantages, state.params, state.frozen, *rollout(state, key))
+        rows.append((agent, args, state, iteration, rollout, advantages, compile_seconds, [], [], []))
     for _ in range(updates):
-        for _, _, _, state, iteration, rollout, advantages, _, *times in rows:
-            actor, t = rollout(state, state.key)
+        for _, _, state, iteration, rollout, advantages, _, *times in rows:
+            runner, transitions = rollout(state, key)
             parts = (
                 (iteration, state),
-                (rollout, state, state.key),
-                (advantages, state.params, state.frozen, actor, t),
+                (rollout, state, key),
+                (advantages, state.params, state.frozen, runner, transitions),
             )
             for part, measured in zip(parts, times, strict=True):
                 measured.append(seconds(*part))
     print("| memory | compile s | update s | SPS | rollout | advantages | epochs |\n|---|---|---|---|---|---|---|")
-    for agent, args, _, _, _, _, _, compile_seconds, *times in rows:
+    for agent, args, _, _, _, _, compile_seconds, *times in rows:
         whole, acting, valuing = (statistics.median(measured) for measured in times)
         a, b = acting / whole, valuing / whole
         sps = args.num_envs * args.num_steps / whole
