@@ -414,7 +414,7 @@ def check_args(args: Args):
     check(args.stop_at_success is None or 0 < args.stop_at_success <= 1, "stop_at_success", "must be in (0, 1]")
     check(float(args.total_timesteps).is_integer(), "total_timesteps", "must be a whole number")
     args.total_timesteps = int(args.total_timesteps)  # which may be given as 1e6
-    settings = {name for unit in UNITS.values() for name in unit.__dataclass_fields__}
+    settings = {name for unit in UNITS.values() for name in unit.__dataclass_fields__}  # which the units check
     for name, value in vars(args).items():
         if type(value) in (int, float) and name not in settings | {"seed"}:
             above = 0 if type(value) is int or name == "max_grad_norm" else -1e-30

@@ -560,7 +560,7 @@ def check_args(args: Args):
         args.learning_rate = 1e-5 if args.memory != "mlp" and not args.frozen else 5e-5
     check(float(args.total_timesteps).is_integer(), "total_timesteps", "must be a whole number")
     args.total_timesteps = int(args.total_timesteps)  # which may be given as 1e6
-    settings = {name for unit in UNITS.values() for name in unit.__dataclass_fields__}
+    settings = {name for unit in UNITS.values() for name in unit.__dataclass_fields__}  # which the units check
     for name, value in vars(args).items():
         if type(value) in (int, float) and name not in settings | {"seed"}:
             above = 0 if type(value) is int or name == "max_grad_norm" else -1e-30

@@ -511,8 +511,9 @@ def check_args(args: Args):
         args.learning_rate = 3e-4 if args.frozen else 5e-5
     check(float(args.total_timesteps).is_integer(), "total_timesteps", "must be a whole number")
     args.total_timesteps = int(args.total_timesteps)  # which may be given as 1e6
+    settings = {name for unit in UNITS.values() for name in unit.__dataclass_fields__}  # which the units check
     for name, value in vars(args).items():
-        if type(value) in (int, float) and name not in ("seed", "update_bias"):
+        if type(value) in (int, float) and name not in settings | {"seed"}:
             above = 0 if type(value) is int or name == "max_grad_norm" else -1e-30
             check(above < value < 2**31, name, "must be a positive number below 2^31")
     for name in ("gamma", "td_lambda", "start_e", "end_e", "exploration_fraction"):
@@ -522,8 +523,7 @@ def check_args(args: Args):
     rollout = args.num_envs * args.num_steps
     check(args.total_timesteps >= rollout, "total_timesteps", f"less than one rollout of {rollout} steps")
     check(not (args.frozen and args.memory == "mlp"), "frozen", "--memory mlp has no memory unit to freeze")
-    units = {name for unit in UNITS.values() for name in unit.__dataclass_fields__}
-    for name in vars(args).keys() & units - UNITS[args.memory].__dataclass_fields__.keys():
+    for name in vars(args).keys() & settings - UNITS[args.memory].__dataclass_fields__.keys():
         check(getattr(args, name) == getattr(Args, name), name, f"--memory {args.memory} has no such part")
     check("/" not in args.exp_name and "__" not in args.exp_name, "exp_name", "must have no / and no __")
     check("://" not in args.run_dir, "run_dir", "must be a folder of this machine")
