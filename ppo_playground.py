@@ -19,6 +19,7 @@ import difflib
 import fcntl
 import functools
 import importlib
+import io
 import json
 import os
 import shutil
@@ -472,26 +473,24 @@ def make_train(args: Args) -> SimpleNamespace:
     step_episodes = jax.jit(interact, static_argnames="greedy")
 
     def after(state: TrainState, folder: Path):
-        """Films the first of evaluate's episodes into the run folder of its seed and into the log."""
-        if not args.capture_video:
-            return
-        agent = (state.params, state.frozen, state.statistics)
-        _, _, _, evaluation_key = jax.random.split(jax.random.key(state.seed), 4)
-        key, runner_key = jax.random.split(evaluation_key)
-        runner, poses, done = start_episodes(runner_key, args.eval_episodes), [], False
-        while not done:
-            poses.append({name: np.asarray(values[0]) for name, values in runner.env_state.items()})
-            key, step_key = jax.random.split(key)
-            runner, transition = step_episodes(*agent, runner, step_key, greedy=True)
-            done = transition["done"][0]
-        film(args, poses, folder / "film.gif")
-        encoded = Summary.Image(encoded_image_string=(folder / "film.gif").read_bytes())
-        summary = Summary(value=[Summary.Value(tag="eval/film", image=encoded)])
-        environment_steps = int(state.update) * args.num_envs * args.num_steps
-        writer = EventsWriter(str(folder / "events"), filename_suffix=".film")
-        writer.write_event(Event(step=environment_steps, wall_time=time.time(), summary=summary))
-        writer.close()
-        say(f"film           {folder / 'film.gif'}")
+        """What follows a seed's evaluation: the film of its first episode, if it is asked for, and not to evaluate."""
+        if args.capture_video and args.evaluate is None:
+            agent = (state.params, state.frozen, state.statistics)
+            _, _, _, evaluation_key = jax.random.split(jax.random.key(state.seed), 4)
+            key, runner_key = jax.random.split(evaluation_key)
+            runner, poses, done = start_episodes(runner_key, args.eval_episodes), [], False
+            while not done:
+                poses.append({name: np.asarray(values[0]) for name, values in runner.env_state.items()})
+                key, step_key = jax.random.split(key)
+                runner, transition = step_episodes(*agent, runner, step_key, greedy=True)
+                done = transition["done"][0]
+            gif, step = film(args, poses), int(state.update) * args.num_envs * args.num_steps
+            write(folder / "film.gif", gif)
+            value = Summary.Value(tag="eval/film", image=Summary.Image(encoded_image_string=gif))
+            writer = EventsWriter(str(folder / "events"), filename_suffix=".film")
+            writer.write_event(Event(step=step, wall_time=time.time(), summary=Summary(value=[value])))
+            writer.close()
+            say(f"film           {folder / 'film.gif'}")
 
     return SimpleNamespace(
         init=init, network=network, rollout=rollout, compute_advantages=compute_advantages, loss=loss,
@@ -499,7 +498,7 @@ def make_train(args: Args) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def film(args: Args, poses: list[dict[str, np.ndarray]], file: Path):
+def film(args: Args, poses: list[dict[str, np.ndarray]]) -> bytes:
     """Draws an episode from the poses of its steps: a gif of about 13 pictures a second, in real time."""
     env, _ = make_task(args)
     data, every, pictures = mujoco.MjData(env.mj_model), max(1, round(0.08 / env.dt)), []
@@ -514,7 +513,9 @@ def film(args: Args, poses: list[dict[str, np.ndarray]], file: Path):
     first, *others = pictures
     ends = np.round(100 * every * env.dt * np.arange(len(pictures) + 1))  # a gif counts hundredths of a second
     durations = (10 * np.diff(ends)).astype(int).tolist()  # milliseconds
-    first.save(file, save_all=True, append_images=others, duration=durations, loop=0)
+    gif = io.BytesIO()
+    first.save(gif, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
+    return gif.getvalue()
 
 
 def choose_gl() -> bool:
