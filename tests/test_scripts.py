@@ -35,6 +35,19 @@ SMALL = {
         num_minibatches=2, update_epochs=1, total_timesteps=240, learning_rate=1e-3, eval_episodes=2,
     ),
 }  # fmt: skip
+# Their episodes are longer than a test's rollouts: tests of their own have what is said here of episodes.
+LONG = {
+    "pqn_arcade_cnn": dict(
+        env="CountRecallEasy", memory="lru", hidden_size=16, num_blocks=1, num_readout_blocks=1, num_envs=2,
+        num_steps=4, num_minibatches=2, update_epochs=1, total_timesteps=16, learning_rate=1e-3, eval_episodes=1,
+    ),
+    "ppo_playground": dict(
+        env="PendulumSwingup", impl="jax", memory="lru", hidden_size=16, num_blocks=1, num_readout_blocks=1, num_envs=2,
+        num_steps=4, num_minibatches=2, update_epochs=1, total_timesteps=16, learning_rate=1e-3, eval_episodes=1,
+    ),
+}  # fmt: skip
+ALL = SMALL | LONG
+WITH_LONG_ONES_SLOW = [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 
 ALL_FROZEN = dict(frozen=True, frozen_mixers=True)
 GRU = dict(memory="gru", trace_size=32, context_size=4)  # whose settings are not those of an FFM
@@ -47,6 +60,8 @@ FROZEN = [
     ("pqn_frozen_rnn", ALL_FROZEN | dict(frozen_input=True, memory="gru"), ["memory", "mixer", "input"]),
     ("pqn_frozen_rnn", dict(frozen=True, memory="deepesn"), ["memory"]),
     ("ppo_memorychain", dict(frozen=True), ["memory"]),
+    pytest.param("pqn_arcade_cnn", dict(frozen=True), ["memory"], marks=pytest.mark.slow),
+    pytest.param("ppo_playground", dict(frozen=True), ["memory"], marks=pytest.mark.slow),
 ]
 MEMORIES = [
     ("pqn_ffm", {}),
@@ -63,7 +78,7 @@ MEMORIES = [
 
 def make_train(name: str, **changes) -> SimpleNamespace:
     module = importlib.import_module(name)
-    args = module.Args(**SMALL[name] | changes)
+    args = module.Args(**ALL[name] | changes)
     module.check_args(args)
     return module.make_train(args)
 
@@ -182,14 +197,14 @@ def checked_runs(tmp_path_factory):
 
 
 def start(folder, name, env, flags=None):
-    """A run of the script in a process of its own, with warnings as errors, its folder and all its checkpoints."""
+    """A run of the script in a process of its own, which tells of files that are left open, its folder and all its checkpoints."""
     (folder / "kept").mkdir(parents=True)
     (folder / "sitecustomize.py").write_text(KEEP_CHECKPOINTS)
     if flags is None:
         flags = ["--checkpoint-every", "0"]
-        for flag, value in SMALL[name].items():
+        for flag, value in ALL[name].items():
             flags += [f"--{flag.replace('_', '-')}", str(value)]
-    command = [sys.executable, "-W", "error", str(ROOT / f"{name}.py"), *flags]
+    command = [sys.executable, "-W", "error::ResourceWarning", str(ROOT / f"{name}.py"), *flags]
     env = os.environ | {"PYTHONPATH": str(folder), "KEPT": str(folder / "kept")} | env
     process = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     return SimpleNamespace(process=process, run=next(folder.glob("runs/*"), None), kept=folder / "kept")
@@ -203,14 +218,14 @@ def returns_of(run) -> list[float]:
     return json.loads((run / "eval.json").read_text())["returns"]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", WITH_LONG_ONES_SLOW)
 def test_no_random_number_is_used_twice_nothing_is_nan_and_nothing_warns(name, checked_runs):
-    """Training and evaluation under the checker of keys, that of NaNs, and with warnings as errors."""
+    """Training and evaluation under the checker of keys, that of NaNs, and that of files left open."""
     process = checked_runs(name).process
     assert process.returncode == 0 and process.stderr == "", process.stderr[-3000:]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ALL)
 def test_with_64_bits_by_default_every_type_is_the_same(name):
     """JAX_ENABLE_X64 changes the type of every array whose type is not named. No loop's carry may change it."""
 
@@ -225,7 +240,7 @@ def test_with_64_bits_by_default_every_type_is_the_same(name):
         assert types() == expected
 
 
-FIRST, *OTHERS = SMALL
+FIRST, *OTHERS = ALL
 
 
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
@@ -239,7 +254,7 @@ def test_with_64_bits_by_default_a_run_is_the_same(name, checked_runs, tmp_path)
     np.testing.assert_allclose(returns_of(wide.run), returns_of(checked_runs(name).run), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", WITH_LONG_ONES_SLOW)
 def test_a_run_resumed_after_its_first_update_ends_the_same_bit_for_bit(name, checked_runs, tmp_path):
     shutil.copytree(checked_runs(name).run, tmp_path / "runs" / "run")
     run = tmp_path / "runs" / "run"
