@@ -11,9 +11,9 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,9 +23,8 @@ TASKS, STEPS = ["BallInCup", "CheetahRun", "ReacherHard", "WalkerWalk"], 128
 
 
 def make_args(task: str, agent: str):
-    flags = {name: value for group in vars(ppo_playground.Args()).values() for name, value in vars(group).items()}
     memory, frozen = agent.removesuffix("-frozen"), agent.endswith("-frozen")
-    args = SimpleNamespace(**flags | {"env": task, "memory": memory, "frozen": frozen})
+    args = ppo_playground.Args(env=task, memory=memory, frozen=frozen)
     ppo_playground.check_args(args)
     return args
 
@@ -38,7 +37,7 @@ def compiled(function, *x):
 
 def physics(task: str, num_envs: int):
     """A compiled function of 128 steps with random actions, and what to call it with."""
-    action_size, _, reset, step = ppo_playground.make_env(make_args(task, "gru"))
+    action_size, reset, step = ppo_playground.make_env(make_args(task, "gru"))
 
     def play(env_state, key):
         def once(env_state, key):
@@ -48,7 +47,7 @@ def physics(task: str, num_envs: int):
 
         return jax.lax.scan(once, env_state, jax.random.split(key, STEPS))
 
-    key = jax.random.PRNGKey(0)
+    key = jax.random.key(0)
     _, env_state = jax.jit(reset)(jax.random.split(key, num_envs))
     return compiled(play, env_state, key)[0], env_state, key
 
@@ -61,14 +60,14 @@ def seconds(function, *x) -> float:
 
 def report(task: str, agents: list[str], updates: int):
     parts = {f"physics {n}": physics(task, n) for n in (16, 64)}
-    compile_seconds = {}
+    compile_seconds, key = {}, jax.random.key(0)
     for agent in agents:
         args = make_args(task, agent)
         train = ppo_playground.make_train(args)
-        state = jax.jit(train.init)(jax.random.PRNGKey(args.seed))
+        state = jax.jit(train.init)(jnp.int32(args.seed))
         iteration, compile_seconds[agent] = compiled(train.train_iteration, state)
         parts |= {f"update {agent}": (iteration, state)}
-        parts |= {f"rollout {agent}": (compiled(train.rollout, state, state.key)[0], state, state.key)}
+        parts |= {f"rollout {agent}": (compiled(train.rollout, state, key)[0], state, key)}
     times = {name: [] for name in parts}
     for _ in range(updates + 1):
         for name, part in parts.items():

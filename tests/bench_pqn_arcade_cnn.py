@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -48,12 +47,13 @@ OURS = """
 import sys, time
 sys.path[:0] = [".", "tests"]
 import jax
+import jax.numpy as jnp
 import bench_pqn_arcade_cnn as bench, pqn_arcade_cnn
 
 num_steps, num_minibatches = map(int, sys.argv[1:])
 args = bench.make_args(num_steps=num_steps, num_minibatches=num_minibatches)
 train = pqn_arcade_cnn.make_train(args)
-state = jax.jit(train.init)(jax.random.PRNGKey(1))
+state = jax.jit(train.init)(jnp.int32(args.seed))
 iteration = jax.jit(train.train_iteration, donate_argnums=0).lower(state).compile()
 times = []
 for _ in range(4):
@@ -63,11 +63,10 @@ print((time.perf_counter() - times[1]) / 3)
 """
 
 
-def make_args(**changes) -> SimpleNamespace:
+def make_args(env: str = "BattleShipEasy", **changes):
     import pqn_arcade_cnn
 
-    flags = {name: value for group in vars(pqn_arcade_cnn.Args()).values() for name, value in vars(group).items()}
-    args = SimpleNamespace(**flags | {"env": "BattleShipEasy"} | changes)
+    args = pqn_arcade_cnn.Args(env=env, **changes)
     pqn_arcade_cnn.check_args(args)
     return args
 
@@ -110,15 +109,15 @@ def parts():
 
     args = make_args(frozen=True)
     train = pqn_arcade_cnn.make_train(args)
-    state = jax.jit(train.init)(jax.random.PRNGKey(1))
+    state, key = jax.jit(train.init)(jnp.int32(args.seed)), jax.random.key(0)
     iteration = timed(train.train_iteration, state, turns=1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    rollout = timed(train.rollout, state, state.key, turns=1)
+    rollout = timed(train.rollout, state, key, turns=1)
     *_, draw = pqn_arcade_cnn.make_env(args)
-    keys = jax.random.split(state.key, NUM_ENVS)
-    drawing = timed(draw, keys, state.actor.env_state) * args.num_steps
+    keys = jax.random.split(key, NUM_ENVS)
+    drawing = timed(draw, keys, state.runner.env_state) * args.num_steps
     cnn = pqn_arcade_cnn.CNN(args.obs_size)
-    frames, params = state.actor.obs, {"params": state.params["cnn"]}
+    frames, params = state.runner.obs, {"params": state.params["cnn"]}
     acting = timed(cnn.apply, params, frames) * args.num_steps
     minibatch = jnp.tile(frames, (args.num_steps // args.num_minibatches, 1, 1, 1))
     forward = timed(cnn.apply, params, minibatch) * args.update_epochs * args.num_minibatches

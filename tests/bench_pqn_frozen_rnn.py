@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -36,23 +36,32 @@ def compiled(function, *x):
     return program, time.perf_counter() - start
 
 
-class Agent:
-    def __init__(self, memory: str, flags: dict, recompute: bool = False):
-        given = {name: value for group in vars(pqn_frozen_rnn.Args()).values() for name, value in vars(group).items()}
-        args = SimpleNamespace(**given | {"memory": memory} | flags)
+class RunAgain(pqn_frozen_rnn.Agent):
+    """The agent that makes all features again, whatever was kept."""
+
+    def __call__(self, carry, obs, previous_action, reset, features=None):
+        return super().__call__(carry, obs, previous_action, reset)
+
+
+class Contender:
+    """A setting's compiled programs, and the seconds that they took in each turn."""
+
+    def __init__(self, memory: str, flags: dict, agent: type[pqn_frozen_rnn.Agent] = pqn_frozen_rnn.Agent):
+        args = pqn_frozen_rnn.Args(memory=memory, **flags)
         pqn_frozen_rnn.check_args(args)
-        train = pqn_frozen_rnn.make_train(args, recompute)
+        with mock.patch.object(pqn_frozen_rnn, "Agent", agent):
+            train = pqn_frozen_rnn.make_train(args)
         self.name = " ".join([memory, *(name.replace("_", " ") for name, on in flags.items() if on)])
-        self.state = jax.jit(train.init)(jax.random.PRNGKey(args.seed))
+        self.state, self.key = jax.jit(train.init)(jnp.int32(args.seed)), jax.random.key(0)
         self.train_iteration = train.train_iteration
         self.iteration, self.compile_seconds = compiled(train.train_iteration, self.state)
-        self.rollout, _ = compiled(train.rollout, self.state, self.state.key)
+        self.rollout, _ = compiled(train.rollout, self.state, self.key)
         self.steps, self.whole, self.acting = args.num_envs * args.num_steps, [], []
 
     def turn(self):
         for times, function, x in (
             (self.whole, self.iteration, (self.state,)),
-            (self.acting, self.rollout, (self.state, self.state.key)),
+            (self.acting, self.rollout, (self.state, self.key)),
         ):
             start = time.perf_counter()
             jax.block_until_ready(function(*x))
@@ -64,7 +73,7 @@ class Agent:
 
 
 def parts():
-    agents = [Agent(memory, flags) for memory, flags in PARTS]
+    agents = [Contender(memory, flags) for memory, flags in PARTS]
     for _ in range(8):
         for agent in agents:
             agent.turn()
@@ -76,7 +85,7 @@ def parts():
 
 
 def kept():
-    pairs = [(Agent(*setting), Agent(*setting, recompute=True)) for setting in KEPT]
+    pairs = [(Contender(*setting), Contender(*setting, RunAgain)) for setting in KEPT]
     for _ in range(8):
         for pair in pairs:
             for agent in pair:
@@ -102,7 +111,7 @@ def in_turn(programs: dict, turns: int) -> dict[str, float]:
 def seeds():
     print("| memory | seeds | one alone s | vmap s a seed | one by one s a seed |\n|---|---|---|---|---|")
     for memory, flags in [("gru", {}), ("lru", {"frozen": True}), ("deepesn", {"frozen": True}), ("mlp", {})]:
-        agent = Agent(memory, flags)
+        agent = Contender(memory, flags)
         for count in (1, 3):
             state = jax.tree.map(lambda x, n=count: jnp.stack([x] * n), agent.state)
             functions = {
