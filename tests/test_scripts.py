@@ -197,7 +197,7 @@ def checked_runs(tmp_path_factory):
 
 
 def start(folder, name, env, flags=None):
-    """A run of the script in a process of its own: what it said, its folder, and all its checkpoints."""
+    """A run of the script in a process of its own, which tells of files left open; its folder, and all checkpoints."""
     (folder / "kept").mkdir(parents=True)
     (folder / "sitecustomize.py").write_text(KEEP_CHECKPOINTS)
     if flags is None:
