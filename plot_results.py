@@ -835,20 +835,18 @@ def read_checkpoint(run: Run) -> Memory:
     file = run.folder / "checkpoint.msgpack"
     file = file if file.exists() else run.folder.parent / names[0] / file.name  # the seeds of a program may share one
     try:
-        state = msgpack_restore(file.read_bytes())
-        state = state.get("state", state)
         units, steps = {}, {}
-        for part in (state["frozen"], state["params"]):
-            for unit, weights in (part or {}).items():
-                if unit.startswith("memory"):
-                    units.setdefault(unit, {}).update(weights or {})
+        for path, values in msgpack_restore(file.read_bytes())[
+            "state"
+        ].items():  # ".params['memory_0']['alpha']": [S, m]
+            if found := re.fullmatch(r"\.(?:params|frozen)\['(memory_\d+)'\]\['(\w+)'\]", path):
+                units.setdefault(found[1], {})[found[2]] = values
         for (unit, weights), quantity in itertools.product(units.items(), QUANTITIES):
             _, name, flag, size, scale = QUANTITIES[quantity]
             if run.args.get(flag, True):
                 start = after = np.geomspace(1, 1024, run.args[size])
                 if name in weights:
-                    value = np.asarray(weights[name])
-                    after = scale / np.abs(value[index] if value.ndim == 2 else value)
+                    after = scale / np.abs(np.asarray(weights[name])[index])
                 steps[unit, quantity] = (start, after)
     except OSError:
         raise Damaged("no checkpoint can be read") from None

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from itertools import combinations
+from pathlib import Path
 
 import matplotlib.colors
 import matplotlib.pyplot as plt
@@ -524,16 +525,24 @@ def ffm_run(runs, seed, names=None):
     return run
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_interpretation_shows_every_trace_of_a_checkpoint(tmp_path, nested):
+def write_checkpoint(run: Path, **units: dict[str, np.ndarray]):
+    """As the scripts do it: every array by its path in the state, with the seeds [S] first."""
     from flax.serialization import msgpack_serialize
 
+    state = {}
+    for unit, weights in units.items():
+        state |= {f".params['{unit}']['{name}']": values for name, values in weights.items()}
+    data = {"state": state | {".update": np.array([7])}, "update": 7, "seconds": 1.0}
+    (run / "checkpoint.msgpack").write_bytes(msgpack_serialize(data))
+
+
+def test_interpretation_shows_every_trace_of_a_checkpoint(tmp_path):
     import memory
 
     alpha, omega = np.array([-4.0, 0.1, 0.01], np.float32), np.array([3.0, -0.01], np.float32)
-    state = {"params": {"memory_0": {"alpha": alpha, "omega": omega}, "output": {}}, "frozen": {"memory_1": {}}}
     run = ffm_run(tmp_path, 1)
-    (run / "checkpoint.msgpack").write_bytes(msgpack_serialize({"state": state, "note": 1} if nested else state))
+    untrained = {"l1_kernel": np.ones((1, 2, 3))}
+    write_checkpoint(run, memory_0={"alpha": alpha[None], "omega": omega[None]}, memory_1=untrained, output=untrained)
     figure, numbers = draw(tmp_path, "interpretation")
     for quantity, of, value, start in (
         ("trace_durability", memory.trace_durability, alpha, memory.initial_alpha(3)),
@@ -551,13 +560,10 @@ def test_interpretation_shows_every_trace_of_a_checkpoint(tmp_path, nested):
 
 
 def test_interpretation_takes_each_seed_from_the_checkpoint_of_its_program(tmp_path):
-    from flax.serialization import msgpack_serialize
-
     names = [f"{REPEAT}__pqn_ffm__ffm__{seed}__1700000000" for seed in (4, 5)]
     runs = [ffm_run(tmp_path, seed, names) for seed in (4, 5)]
     leaves = {"alpha": np.array([[1.0, 1, 1], [2.0, 2, 2]]), "omega": np.ones((2, 2))}
-    file = runs[0] / "checkpoint.msgpack"
-    file.write_bytes(msgpack_serialize({"params": {"memory_0": leaves}, "frozen": {}}))
+    write_checkpoint(runs[0], memory_0=leaves)
     row = draw(tmp_path, "interpretation")[1][f"{REPEAT} FFM memory_0 trace_durability"]
     assert row["seed 4"] == pytest.approx(-np.log(0.01)) and row["seed 5"] == pytest.approx(-np.log(0.01) / 2)
 
