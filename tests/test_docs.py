@@ -194,6 +194,7 @@ def fork(tmp_path_factory):
     yield SimpleNamespace(folder=folder, file=folder / copy[2], module=importlib.import_module("my_agent"))
     sys.path.remove(str(folder))
     del sys.modules["my_agent"]
+    del sys.modules["memory"].UNITS["lstm"]  # of all that this process tests after it
 
 
 def test_the_fork_has_the_style_of_the_scripts(fork):
