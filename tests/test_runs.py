@@ -253,6 +253,7 @@ def test_a_run_interrupted_in_every_way_ends_as_one_that_never_was(script, finis
 def test_a_run_killed_at_any_moment_ends_as_one_that_never_was(script, tmp_path):
     """kill -9 at 20 random moments of a run with a checkpoint after every update."""
     command = f"{SMALL} --total-timesteps {STEPS * 400} --checkpoint-every 0"
+    assert script(f"{command} --run-dir compiled").returncode == 0  # what follows takes its time without compiling
     start = time.time()
     assert script(f"{command} --run-dir whole").returncode == 0
     (whole,) = (tmp_path / "whole").iterdir()
