@@ -18,6 +18,7 @@ import fcntl
 import functools
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ from jax.tree_util import keystr
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.summary import hparams, text
 from tqdm import tqdm
 
 import popjym
@@ -100,6 +102,9 @@ class Args:
     checkpoint_every: float = 60.0  # seconds between two checkpoints; 0 writes one after every update
     resume: str | None = None  # run folder to go on with, and with the flags it was started with
     evaluate: str | None = None  # run folder whose agent plays eval_episodes into evaluate.json, without training
+    forget: bool = False  # with evaluate: empty the memory at every step, to see what it is worth
+    eval_every: float | None = None  # environment steps between two rounds of eval_episodes during training
+    keep_best: bool = False  # keep the best of these agents in best.msgpack; with evaluate, it is the one that plays
     track: bool = False  # log to Weights & Biases too (pip install wandb; WANDB_PROJECT and WANDB_ENTITY say where)
 
 
@@ -345,6 +350,7 @@ def make_train(args: Args) -> SimpleNamespace:
             "charts/episodic_return": (transitions["episode_return"] * weights).sum(),
             "charts/episodic_length": (transitions["episode_length"] * weights).sum(),
         }
+        metrics |= describe_units(functools.partial(make_unit, args), merge(state.params, state.frozen))
         return TrainState(params, state.frozen, opt_state, runner, state.update + 1, state.seed), metrics
 
     def finished(state: TrainState):
@@ -357,6 +363,7 @@ def make_train(args: Args) -> SimpleNamespace:
         def step(now):
             runner, key, finished, returns, lengths = now
             key, step_key = jax.random.split(key)
+            runner = runner.replace(reset=runner.reset | args.forget)
             runner, transition = interact(state.params, state.frozen, runner, step_key, epsilon=0.0)
             returns = jnp.where(finished, returns, transition["episode_return"])
             lengths = jnp.where(finished, lengths, transition["episode_length"])
@@ -376,7 +383,9 @@ def make_train(args: Args) -> SimpleNamespace:
     )  # fmt: skip
 
 
-CHANGEABLE = {"resume", "evaluate", "checkpoint_every", "eval_episodes", "track"}  # when a run is continued
+# What another value may be given for when a run is resumed, and when it is evaluated.
+CHANGEABLE = {"resume", "total_timesteps", "checkpoint_every", "eval_episodes", "eval_every", "keep_best", "track"}
+EVALUATE_WITH = {"resume", "evaluate", "env", "eval_episodes", "forget", "keep_best"}
 
 
 def check_args(args: Args):
@@ -411,6 +420,9 @@ def check_args(args: Args):
     around = {"frozen_mixers", "frozen_input"} if args.memory in RESERVOIRS else set()
     for name in vars(args).keys() & (settings - UNITS[args.memory].__dataclass_fields__.keys() | around):
         check(getattr(args, name) == getattr(Args, name), name, f"--memory {args.memory} has no such part")
+    check(args.resume is None or args.evaluate is None, "resume", "give this or --evaluate")
+    check(not args.forget or args.evaluate is not None, "forget", "only with --evaluate")
+    check(not args.keep_best or args.eval_every is not None, "keep_best", "only with --eval-every")
     check("/" not in args.exp_name and "__" not in args.exp_name, "exp_name", "must have no / and no __")
     check("://" not in args.run_dir, "run_dir", "must be a folder of this machine")
     try:
@@ -428,127 +440,93 @@ def fail(message: str, code: int = 2):
 
 def say(text: str, end: str = "\n"):
     """Prints. A closed pipe or a full disk behind stdout ends the printing, and not the training."""
-    if sys.stdout is not None:
-        with contextlib.suppress(OSError):
-            os.write(1, f"{text}{end}".encode())
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), f"{text}{end}".encode())
 
 
 def parse_args() -> tuple[Args, list[Path]]:
-    """The flags, and the folders of a run to resume or evaluate, whose flags hold where none is given anew."""
+    """The flags, and a run folder for each seed. A run that is resumed or evaluated keeps its flags."""
     os.environ["COLUMNS"] = str(max(60, shutil.get_terminal_size().columns))  # tyro hangs in a terminal of one column
-    if sys.stdout is not None:
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode is no reason to stop
-    args, folders = tyro.cli(Args), []
-    if args.resume is not None and args.evaluate is not None:
-        fail(f"--resume {args.resume} --evaluate {args.evaluate}: give one of the two")
-    if args.resume is not None or args.evaluate is not None:
-        run = Path(args.evaluate if args.resume is None else args.resume).absolute()
-        try:
-            config = json.loads((run / "config.json").read_text())
-            saved, names = Args(**config["args"]), config["runs"]
-            jax.config.update("jax_default_prng_impl", config["generator"])  # its random numbers go on
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            fail(f"{run} holds no run that this version of the script has written: {error!r}")
-        folders = [run.parent / name for name in names] if len(names) > 1 else [run]  # a single one can be renamed
-        args = tyro.cli(Args, default=saved)
-        for name, value in vars(saved).items():
-            if getattr(args, name) != value and name not in CHANGEABLE:
-                fail(f"--{name.replace('_', '-')} {getattr(args, name)}: the run has {value}, and keeps it")
-    return args, folders
-
-
-def make_folders(args: Args, parameters: dict) -> list[Path]:
-    """A new run folder with a config.json for each seed; the first has the lock and the checkpoint of all."""
-    setting, start = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", int(time.time())
-    folders = []
-    while len(folders) < args.num_seeds:
-        folder = Path(args.run_dir).expanduser() / f"{setting}__{args.seed + len(folders)}__{start}"
-        try:
-            folder.mkdir(parents=True)
-            folders.append(folder)
-        except FileExistsError:  # another run started in this second: the next one, for all seeds
-            start += 1
-            while folders:
-                folders.pop().rmdir()
-    git = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-    config = {"script": Path(__file__).stem, "args": vars(args), "parameters": parameters, "git_commit": commit}
-    config["versions"] = {package.__name__: package.__version__ for package in (jax, flax, optax, np)}
-    config |= {"generator": jax.config.jax_default_prng_impl, "runs": [folder.name for folder in folders]}
-    for i, folder in enumerate(folders):
-        write(folder / "config.json", json.dumps(config | {"seed": args.seed + i}, indent=1).encode())
-    return folders
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # the shell's >&- closes it
+    sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode is no reason to stop
+    args = tyro.cli(Args)
+    if args.resume is None and args.evaluate is None:
+        check_args(args)
+        setting, now = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", f"{time.time():.6f}"
+        seeds = range(args.seed, args.seed + args.num_seeds)
+        return args, [Path(args.run_dir).expanduser() / f"{setting}__{seed}__{now}" for seed in seeds]
+    run = Path(args.evaluate or args.resume).absolute()
+    try:
+        config = json.loads((run / "config.json").read_text())
+        saved, folders = Args(**config["args"]), [run.with_name(name) for name in config["runs"]]
+        jax.config.update("jax_default_prng_impl", config["generator"])  # its random numbers go on
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"{run} holds no run that this version of the script has written: {error!r}")
+    args = tyro.cli(Args, default=saved)
+    for name, value in vars(saved).items():
+        if getattr(args, name) != value and name not in (CHANGEABLE if args.evaluate is None else EVALUATE_WITH):
+            fail(f"--{name.replace('_', '-')} {getattr(args, name)}: the run has {value}, and keeps it")
+    check_args(args)
+    return args, folders if len(folders) > 1 else [run]  # a single one can be renamed
 
 
 def write(file: Path, data: bytes):
     """All of it or nothing, even if the power fails; what a checkpoint replaces stays as .previous."""
-    beside = Path(f"{file}.new")
-    try:
-        with open(beside, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    with open(f"{file}.new", "wb") as new:
+        new.write(data)
+        new.flush()
+        os.fsync(new.fileno())
     if file.suffix == ".msgpack" and file.exists():
         file.replace(file.with_suffix(".previous"))
-    beside.replace(file)
+    os.replace(new.name, file)
     folder = os.open(file.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
 
 
 def load(file: Path, like) -> tuple[Any, dict]:
-    """A state of the form of `like`, and what else the newest whole checkpoint holds; None and {} before the first."""
-    files = [name for name in (file, file.with_suffix(".previous")) if name.exists()]
-    for name in files:
+    """A state of the form of `like`, and all that the newest whole checkpoint holds."""
+    for name in filter(Path.exists, (file, file.with_suffix(".previous"))):
         try:
-            notes = serialization.msgpack_restore(name.read_bytes())
-            leaves = [notes["state"][keystr(path)].reshape(x.shape) for path, x in jax.tree.leaves_with_path(like)]
-            return jax.tree.unflatten(jax.tree.structure(like), leaves), notes
+            saved = serialization.msgpack_restore(name.read_bytes())
+            leaves = [saved["state"][keystr(path)].reshape(x.shape) for path, x in jax.tree.leaves_with_path(like)]
+            return jax.tree.unflatten(jax.tree.structure(like), leaves), saved
         except Exception as error:  # of many kinds, where a file is damaged
             print(f"{name} is damaged, or of another network: {error!r}", file=sys.stderr)
-    return fail(f"{file.parent} holds no whole checkpoint") if files else (None, {})
+    return fail(f"{file.parent} holds no whole checkpoint")
+
+
+def write_config(args: Args, folders: list[Path], parameters: dict):
+    """What a run is, in each of its folders."""
+    git = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    config = {"script": Path(__file__).stem, "args": vars(args) | {"resume": None}, "parameters": parameters}
+    config["versions"] = {package.__name__: package.__version__ for package in (jax, flax, optax, np)}
+    config |= {"git_commit": commit, "generator": jax.config.jax_default_prng_impl}
+    config["runs"] = [folder.name for folder in folders]
+    for i, folder in enumerate(folders):
+        write(folder / "config.json", json.dumps(config | {"seed": args.seed + i}, indent=1).encode())
 
 
 def main():
     try:
         devices = jax.devices()
     except (AssertionError, RuntimeError):
-        wanted = jax.config.jax_platforms
-        jax.config.update("jax_platforms", "")
-        fail(f"JAX_PLATFORMS={wanted}: there is none here, but {jax.devices()[0].platform}")
+        fail(f"JAX_PLATFORMS={jax.config.jax_platforms}: not all of it is here; cpu is")
     args, folders = parse_args()
-    check_args(args)
-    train = make_train(args)
-    across = jax.vmap if jax.default_backend() != "cpu" else lambda function: functools.partial(jax.lax.map, function)
-    init, finished, evaluate = (jax.jit(across(f)) for f in (train.init, train.finished, train.evaluate))
-    unit = functools.partial(make_unit, args)
-    describe = jax.jit(across(lambda state: describe_units(unit, merge(state.params, state.frozen))))
-    seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
-    shapes = jax.eval_shape(train.init, seeds[0])
-    parameters = count_parameters(shapes.params, shapes.frozen)
-    folders = folders or make_folders(args, parameters)
-    checkpoint, writers, tracked, signals = folders[0] / "checkpoint.msgpack", [], [], []
-    steps_per_update = args.num_envs * args.num_steps
+    train, steps_per_update, writers, tracked, signals = make_train(args), args.num_envs * args.num_steps, [], [], []
     num_updates = args.total_timesteps // steps_per_update
+    num_devices = math.gcd(len(devices), args.num_seeds)
+    mesh = jax.sharding.Mesh(devices[:num_devices], ("seeds",))
 
-    def evaluation(file: str, **notes) -> dict[str, np.ndarray]:
-        """Each seed's greedy episodes, into its folder."""
-        results = jax.device_get(evaluate(state))
-        for i, folder in enumerate(folders):
-            result = {name: values[i].tolist() for name, values in results.items()} | {"environment_steps": step}
-            say(f"evaluation     return {result['mean_return']:.3f} ± {result['std_return']:.3f}  {folder}")
-            try:
-                write(folder / file, json.dumps(result | notes, indent=1).encode())
-            except OSError as error:
-                if args.evaluate is None:
-                    raise
-                print(f"{folder / file} cannot be written: {error}", file=sys.stderr)
-            if hasattr(train, "after"):  # where episodes are filmed
-                train.after(jax.tree.map(lambda x, i=i: x[i], state), folder)
-        return {"eval/episodic_return": results["mean_return"]}
+    def across(function):
+        """The function of one seed for [S]: seeds lie over the devices, and take turns on a CPU."""
+        of_device = functools.partial(jax.lax.map, function) if jax.default_backend() == "cpu" else jax.vmap(function)
+        spec = jax.sharding.PartitionSpec("seeds")
+        return jax.shard_map(of_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+
+    init, evaluate = jax.jit(across(train.init)), jax.jit(across(train.evaluate))
+    seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
 
     def log(scalars: dict[str, np.ndarray]):
         """Scalars [S]; those of episodes only where one has ended."""
@@ -561,12 +539,28 @@ def main():
             if tracked:
                 tracked[i].log(own, step=step)
 
-    def save():
+    def save(name: str):
         """The state as {".params['memory_0']['alpha']": array, …}."""
         for writer in writers:
             writer.flush()
         leaves = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(jax.device_get(state))}
-        write(checkpoint, serialization.msgpack_serialize({"state": leaves, "update": update, "seconds": seconds}))
+        saved = {"state": leaves, "update": update, "seconds": seconds, "best": best}
+        write(folders[0] / name, serialization.msgpack_serialize(saved))
+
+    def evaluation(file: str, **notes):
+        """Each seed's greedy episodes, into its folder."""
+        results = jax.device_get(evaluate(state))
+        log({"eval/episodic_return": results["mean_return"]})
+        for folder, mean, std in zip(folders, results["mean_return"], results["std_return"], strict=True):
+            say(f"evaluation     return {mean:.3f} ± {std:.3f}  {folder}")
+        for i, folder in enumerate(folders):
+            result = {name: values[i].tolist() for name, values in results.items()} | {"environment_steps": step}
+            write(folder / file, json.dumps(result | notes, indent=1).encode())
+            if hasattr(train, "after"):  # where episodes are filmed
+                train.after(jax.tree.map(lambda x, i=i: x[i], state), folder)
+            if tracked and (folder / "film.gif").exists():
+                film = importlib.import_module("wandb").Video(str(folder / "film.gif"))
+                tracked[i].log({"eval/film": film}, step=step)
 
     def stop(number, _):
         signals.append(number)
@@ -574,12 +568,20 @@ def main():
         say("\nstopping after this update; a second time stops at once")
 
     if args.evaluate is not None:
-        state, notes = load(checkpoint, jax.eval_shape(init, seeds))
-        if state is None:
-            fail(f"--evaluate {args.evaluate}: the run has no checkpoint yet")
-        step = notes["update"] * steps_per_update
-        evaluation("evaluate.json")
+        checkpoint = "best.msgpack" if args.keep_best else "checkpoint.msgpack"
+        shapes = jax.eval_shape(init, seeds).replace(opt_state=None, runner=None)
+        state, saved = load(folders[0] / checkpoint, shapes)
+        step = saved["update"] * steps_per_update
+        evaluation("evaluate.json", env=args.env, forget=args.forget)
         return
+    try:
+        for folder in folders if args.track else []:
+            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
+            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
+    except Exception as error:
+        fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=args.resume is not None)
     lock = os.open(folders[0] / "lock", os.O_CREAT | os.O_RDWR)  # let go when this process ends, however it ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -587,68 +589,69 @@ def main():
         fail(f"--resume {args.resume}: another process is training this run")
     except OSError as error:
         say(f"no lock        two processes could train this run at once: {error}")
-    try:
-        for folder in folders if args.track else []:
-            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
-            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
-    except Exception as error:
-        for folder in folders if args.resume is None else []:
-            shutil.rmtree(folder)
-        fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
-    state, notes = load(checkpoint, jax.eval_shape(init, seeds))
-    state = init(seeds) if state is None else state
-    update, seconds = notes.get("update", 0), notes.get("seconds", 0.0)
-    step, first_update = update * steps_per_update, update
-    done = finished(state).all()
-    if done and (folders[-1] / "eval.json").exists():
+    if list(folders[0].glob("checkpoint.*")):
+        state, saved = load(folders[0] / "checkpoint.msgpack", jax.eval_shape(init, seeds))
+        update, seconds, best = saved["update"], saved["seconds"], saved["best"]
+    else:
+        state, update, seconds, best = init(seeds), 0, 0.0, -math.inf
+    step, done = update * steps_per_update, train.finished(state).all()
+    result = folders[-1] / "eval.json"
+    if done and result.exists() and len(json.loads(result.read_text())["returns"]) == args.eval_episodes:
         say(f"finished       {folders[-1]}")
         return
+    parameters = count_parameters(*jax.tree.map(lambda x: x[0], (state.params, state.frozen)))
+    write_config(args, folders, parameters)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)
-    say(f"device         {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
+    say(f"devices        {num_devices} of {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
     say(parameter_table(parameters))
     for folder in folders:
         say(f"run folder     {folder}")
         writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{update}"))
-        # Readers drop what an interrupted run has logged after its checkpoint.
-        restart = SessionLog(status=SessionLog.START)
+        restart = SessionLog(status=SessionLog.START)  # readers drop what was logged after the last checkpoint
         writers[-1].write_event(Event(step=step + (update > 0), wall_time=time.time(), session_log=restart))
-    if update == 0:
-        log(jax.device_get(describe(state)))
+        table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
+        for summary in (*hparams(vars(args), ["eval/episodic_return"]), text("flags", f"|flag|value|\n|-|-|\n{table}")):
+            writers[-1].write_event(Event(step=step, wall_time=time.time(), summary=summary))
     start = time.perf_counter()
     train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0).lower(state).compile()
     compile_seconds = time.perf_counter() - start
     say(f"compile time   {compile_seconds:.1f} s")
 
-    saved_at, shown_at, start, seconds_before = time.perf_counter(), 0.0, time.perf_counter(), seconds
-    terminal, mean_return = sys.stdout is not None and sys.stdout.isatty(), float("nan")
-    while not (signals or done):
+    start, saved_at, shown_at, mean_return = time.perf_counter() - seconds, -math.inf, -math.inf, math.nan
+    while True:
+        if signals or done or time.perf_counter() - saved_at >= args.checkpoint_every:
+            save("checkpoint.msgpack")
+            saved_at = time.perf_counter()
+        if signals:
+            say(f"stopped        go on with --resume {folders[0]}")
+            sys.exit(128 + signals[0])
+        if done:
+            break
         state, metrics = train_iteration(state)
         while not metrics["charts/episodes"].is_ready():
             time.sleep(0.001)  # signals are answered here
-        metrics, done, now = jax.device_get(metrics), finished(state).all(), time.perf_counter()
-        update, step, seconds = update + 1, step + steps_per_update, seconds_before + now - start
+        metrics, done, now = jax.device_get(metrics), train.finished(state).all(), time.perf_counter()
+        update, step, seconds = update + 1, step + steps_per_update, now - start
         for name, values in metrics.items():
             if name.startswith("losses/") and not np.isfinite(values).all():
-                fail(f"{name} is not finite after update {update}; {checkpoint} is from before", code=1)
-        sps = (update - first_update) * steps_per_update * args.num_seeds / (now - start)
+                fail(f"{name} is not finite after update {update}; the checkpoint in {folders[0]} is older", code=1)
+        sps = step * args.num_seeds / seconds
         log(metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
         if metrics["charts/episodes"].any():
             mean_return = np.average(metrics["charts/episodic_return"], weights=metrics["charts/episodes"])
-        if now - shown_at > (0.1 if terminal else 10) or signals or done:
+        if args.eval_every and step // args.eval_every > (step - steps_per_update) // args.eval_every:
+            returns = jax.device_get(evaluate(state)["mean_return"])
+            log({"eval/episodic_return": returns})
+            if args.keep_best and returns.mean() > best:
+                best = float(returns.mean())
+                save("best.msgpack")
+        if now - shown_at > (0.1 if sys.stdout.isatty() else 10) or signals or done:
             shown_at, postfix = now, f"step {step:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
             bar = tqdm.format_meter(update, num_updates, seconds, unit="update", postfix=postfix)
-            say(bar, end="\r" if terminal and not done else "\n")
-        if now - saved_at >= args.checkpoint_every:
-            save()
-            saved_at = now
-    save()
-    if signals:
-        say(f"stopped        go on with --resume {folders[0]}")
-        sys.exit(128 + signals[0])
-    timing = {"train_seconds": seconds, "compile_seconds": compile_seconds, "SPS": step * args.num_seeds / seconds}
-    log(evaluation("eval.json", **timing) | jax.device_get(describe(state)))
+            say(bar, end="\r" if sys.stdout.isatty() and not done else "\n")
+    evaluation("eval.json", train_seconds=seconds, compile_seconds=compile_seconds, SPS=step * args.num_seeds / seconds)
     for writer in writers:
         writer.close()
 

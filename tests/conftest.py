@@ -29,15 +29,16 @@ def optimisation(request):
     jax.config.update("jax_disable_most_optimizations", request.module.__name__ not in OPTIMISED)
 
 
-def strike(number: int, owner: str, name: str, when: str) -> str:
+def strike(number: int, owner: str, name: str, when: str, after: float = 0) -> str:
     """A patch for `script`: the process sends itself the signal `number` before a call of owner.name.
 
     It is the first call for which the expression `when` holds, in which `args` are the call's and `calls` counts them
-    from 1. The signal is a real one, and its moment is the same on every machine, however slow it is.
+    from 1. The signal is a real one, and its moment is the same on every machine, however slow it is; unless it comes
+    `after` so many seconds, while the program goes on.
     """
     return f"""
 def strike():
-    import os, pkgutil
+    import os, pkgutil, threading
     owner, calls, struck = pkgutil.resolve_name({owner!r}), 0, False
     function = getattr(owner, {name!r})
     def watched(*args, **kwargs):
@@ -45,7 +46,10 @@ def strike():
         calls += 1
         if not struck and ({when}):
             struck = True
-            os.kill(os.getpid(), {int(number)})
+            if {after}:
+                threading.Timer({after}, os.kill, (os.getpid(), {int(number)})).start()
+            else:
+                os.kill(os.getpid(), {int(number)})
         return function(*args, **kwargs)
     setattr(owner, {name!r}, watched)
 strike()

@@ -293,7 +293,7 @@ def forked_run(fork):
 
 
 def test_the_fork_trains_from_its_command_line(forked_run):
-    assert re.fullmatch(r"TMaze__my_agent__lstm-frozen__1__\d+", forked_run.name)
+    assert re.fullmatch(r"TMaze__my_agent__lstm-frozen__1__\d+\.\d+", forked_run.name)
     config, result = (json.loads((forked_run / f"{name}.json").read_text()) for name in ("config", "eval"))
     assert config["args"]["forget_bias"] == 2 and result["environment_steps"] == 640
     assert config["parameters"]["memory_0"] == {"total": 544, "trainable": 0, "frozen": 544}  # 2 · 8 · 32 + 32
