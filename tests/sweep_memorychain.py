@@ -1,0 +1,102 @@
+"""Which initialisations of a memory recall how far: the tables of docs/ppo_memorychain.md and docs/memory.md.
+
+    taskset -c 0 python tests/sweep_memorychain.py radii        # and on another core, taskset -c 1 … bias gru
+
+runs what is missing of the named groups, one run after the other, and goes on where it was stopped; several at once
+share the work. Every run has the published schedule of 10 million steps.
+
+radii   LRU, trained and frozen, radii drawn from three rings, delays 64 to 1024, two seeds; ends at success or after 3
+        million steps.
+bias    GRU, trained and frozen, bias of the update gate of -2 and -4, delays 32 to 128, three seeds; ends at success.
+gru     GRU, trained and frozen, as published, delays 32 to 128, three seeds; never ends early.
+
+`--collect FILE` writes what has ended: environment steps and success rates of every run.
+"""
+
+import argparse
+import fcntl
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parent.parent / "ppo_memorychain.py"
+UPDATE = 64 * 1024  # environment steps
+SUCCESS = ["--stop-at-success", "0.99", "--checkpoint-every", "120"]
+
+
+def jobs(group: str):
+    """The runs of a group, the most telling first: a name, the flags, and the step at which the run is ended."""
+    for seed, delay, start, frozen in itertools.product(
+        (1, 2, 3),
+        (512, 1024, 256, 128, 64) if group == "radii" else (128, 64, 32),
+        {"radii": ("0 1", "0.9 0.999", "0.99 0.9999"), "bias": ("-4", "-2"), "gru": ("0",)}[group],
+        (False, True),
+    ):
+        name = f"{group}_{start.replace(' ', '_')}_{'frozen' if frozen else 'trained'}_{delay}_{seed}"
+        flags = ["--delay", str(delay), "--seed", str(seed), *["--frozen"] * frozen]
+        if group == "radii":
+            r_min, r_max = start.split()
+            if seed < 3:
+                yield name, [*flags, "--memory", "lru", "--r-min", r_min, "--r-max", r_max, *SUCCESS], 3_000_000
+        elif group == "bias":
+            yield name, [*flags, "--memory", "gru", "--update-bias", start, *SUCCESS], None
+        else:
+            yield name, [*flags, "--memory", "gru", "--checkpoint-every", "120"], None
+
+
+def run(folder: Path, flags: list[str], limit: int | None):
+    """Starts or resumes the run in `folder`, and writes result.json there when it has ended."""
+    runs = sorted(folder.glob("*/checkpoint.msgpack"))
+    command = ["--resume", str(runs[-1].parent)] if runs else [*flags, "--run-dir", str(folder)]
+    process = subprocess.Popen([sys.executable, SCRIPT, *command], stdout=subprocess.PIPE, text=True)
+    ended = "success" if SUCCESS[0] in flags else "all steps"
+    for line in process.stdout:
+        if limit is not None and "step " in line and int(line.split("step ")[1].split(", ")[0].replace(",", "")) >= limit:
+            process.send_signal(signal.SIGTERM)  # it ends after the update under way, with a checkpoint
+            ended = "limit"
+    code = process.wait()
+    name = max(folder.glob("*/checkpoint.msgpack")).parent
+    if ended == "limit":
+        subprocess.run([sys.executable, SCRIPT, "--evaluate", name], stdout=subprocess.DEVNULL, check=True)
+    elif code != 0:
+        sys.exit(f"{name} ended with code {code}")
+    result = json.loads((name / ("evaluate.json" if ended == "limit" else "eval.json")).read_text())
+    if ended == "success" and result["environment_steps"] >= 10_000_000 // UPDATE * UPDATE:
+        ended = "all steps"
+    notes = {name: result[name] for name in ("environment_steps", "success_rate", "success_rate_128")}
+    (folder / "result.json").write_text(json.dumps({"flags": " ".join(flags), "ended": ended} | notes))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="+", choices=("radii", "bias", "gru"))
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/memorychain_starts"))
+    parser.add_argument("--collect", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    if args.collect is not None:
+        results = {}
+        for name, _, _ in itertools.chain(*map(jobs, args.groups)):
+            if (file := args.run_dir / name / "result.json").exists():
+                results[name] = json.loads(file.read_text())
+        args.collect.write_text(json.dumps(results, indent=1) + "\n")
+        return
+    for name, flags, limit in itertools.chain(*map(jobs, args.groups)):
+        folder = args.run_dir / name
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue  # another process has it
+        if not (folder / "result.json").exists():
+            run(folder, flags, limit)
+            print(name, (folder / "result.json").read_text(), flush=True)
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    main()
