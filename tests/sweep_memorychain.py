@@ -10,7 +10,8 @@ radii   LRU, trained and frozen, radii drawn from three rings, delays 64 to 1024
 bias    GRU, trained and frozen, bias of the update gate of -2 and -4, delays 32 to 128, three seeds; ends at success.
 gru     GRU, trained and frozen, as published, delays 32 to 128, three seeds; never ends early.
 
-`--collect FILE` writes what has ended: environment steps and success rates of every run.
+`--collect FILE` writes what has ended, environment steps and success rates of every run, and prints it as tables: for
+each seed, the steps to success; or the steps at which it ended without, and the share of 128 greedy episodes then.
 """
 
 import argparse
@@ -55,7 +56,11 @@ def run(folder: Path, flags: list[str], limit: int | None):
     process = subprocess.Popen([sys.executable, SCRIPT, *command], stdout=subprocess.PIPE, text=True)
     ended = "success" if SUCCESS[0] in flags else "all steps"
     for line in process.stdout:
-        if limit is not None and "step " in line and int(line.split("step ")[1].split(", ")[0].replace(",", "")) >= limit:
+        if (
+            limit is not None
+            and "step " in line
+            and int(line.split("step ")[1].split(", ")[0].replace(",", "")) >= limit
+        ):
             process.send_signal(signal.SIGTERM)  # it ends after the update under way, with a checkpoint
             ended = "limit"
     code = process.wait()
@@ -71,6 +76,23 @@ def run(folder: Path, flags: list[str], limit: int | None):
     (folder / "result.json").write_text(json.dumps({"flags": " ".join(flags), "ended": ended} | notes))
 
 
+def table(group: str, results: dict) -> str:
+    """What has ended, in Markdown: a row for each start and each of trained and frozen, a column for each delay."""
+    cells, delays = {}, set()
+    for name, _, _ in jobs(group):
+        *start, kind, delay, seed = name.split("_")[1:]
+        row = cells.setdefault((" … ".join(start), kind), {})
+        delays.add(int(delay))
+        if name in results:
+            steps, rate = results[name]["environment_steps"], results[name]["success_rate_128"]
+            solved = results[name]["ended"] == "success"
+            row.setdefault(int(delay), []).append(f"{steps:,}" if solved else f"({steps:,}: {rate:.2f})")
+    lines = [["start", "", *map(str, sorted(delays))], ["---"] * (2 + len(delays))]
+    for (start, kind), row in cells.items():
+        lines.append([start, kind, *(", ".join(row.get(delay, [])) for delay in sorted(delays))])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="+", choices=("radii", "bias", "gru"))
@@ -83,6 +105,8 @@ def main():
             if (file := args.run_dir / name / "result.json").exists():
                 results[name] = json.loads(file.read_text())
         args.collect.write_text(json.dumps(results, indent=1) + "\n")
+        for group in args.groups:
+            print(table(group, results))
         return
     for name, flags, limit in itertools.chain(*map(jobs, args.groups)):
         folder = args.run_dir / name
