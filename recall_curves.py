@@ -30,6 +30,7 @@ import matplotlib
 import numpy as np
 
 import memory
+from plot_results import MEMORIES
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -52,6 +53,12 @@ UNITS = [
     "ParalESN:r_min=0.99,r_max=0.9999",
 ]
 CLASSES = ("GRU", "FFM", "LRU", "DeepESN", "SRC", "ParalESN")
+LINE_STYLES = ["-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1))]
+
+
+def unit_class(description: str) -> str:
+    """ "LRU" of "LRU:r_min=0.99,r_max=0.9999"."""
+    return description.partition(":")[0]
 
 
 def make_unit(description: str) -> memory.Memory:
@@ -171,23 +178,29 @@ def cue_accuracy(cell, key, noise_key, direction, bits, delays, noise) -> list[f
 
 
 def plot(results: dict) -> plt.Figure:
+    """A panel for each task. A unit has its colour of plot_results.py's figures, and a kind of line for each setting."""
     tasks = list(results)
-    names = dict.fromkeys(name for units in results.values() for name in units)
-    colours = {name: f"C{i % 10}" for i, name in enumerate(names)}  # a unit has one colour in all panels
-    figure, axes = plt.subplots(1, len(tasks), figsize=(7 * len(tasks), 5), squeeze=False)
+    names = sorted({name for units in results.values() for name in units})
+    figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 5), squeeze=False, layout="constrained")
     for axis, task in zip(axes[0], tasks, strict=True):
-        for name, runs in results[task].items():
+        for name in names:
+            if not (runs := results[task].get(name)):
+                continue
             curves = np.array([run["accuracy"] for run in runs])
-            label = name if task == "cue" else f"{name}  (capacity {np.mean([r['capacity'] for r in runs]):.0f})"
-            style = {"color": colours[name]}
-            axis.plot(runs[0]["delays"], curves.mean(0), label=label, **style)
-            axis.fill_between(runs[0]["delays"], curves.min(0), curves.max(0), alpha=0.15, color=style["color"], lw=0)
+            color = MEMORIES[unit_class(name).lower()][1]
+            same = [other for other in names if unit_class(other) == unit_class(name)]
+            line_style = LINE_STYLES[same.index(name) % len(LINE_STYLES)]
+            axis.plot(runs[0]["delays"], curves.mean(0), label=name, color=color, linestyle=line_style)
+            axis.fill_between(runs[0]["delays"], curves.min(0), curves.max(0), alpha=0.15, color=color, lw=0)
         axis.set(xscale="log", xlabel="delay k (steps)", ylabel="accuracy of the bit k steps ago", ylim=(0.45, 1.02))
         axis.set_xscale("log", base=2)
         axis.axhline(0.5, color="grey", linewidth=0.8, linestyle=":")
         axis.set_title({"stream": "a new bit at every step", "cue": "one bit, then weak noise"}[task])
-        axis.legend(fontsize=7)
-    figure.tight_layout()
+    lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines() if line.get_label() in names}
+    handles = [lines[name] for name in names]
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=2 * len(tasks), fontsize=8, frameon=False, handlelength=4
+    )
     return figure
 
 

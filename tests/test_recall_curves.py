@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+import plot_results
 import recall_curves
 
 
@@ -133,3 +134,19 @@ def test_a_failing_disk_is_told_and_loses_nothing(run, tmp_path, monkeypatch):
 def test_help_on_a_terminal_that_knows_ascii_only(script):
     process = script("recall_curves.py --help", env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert process.returncode == 0 and "--features" in process.stdout, process.stderr
+
+
+def test_a_unit_has_the_colour_of_all_figures_its_settings_a_line_and_the_legend_lies_below():
+    run = {"delays": [1, 2, 4], "accuracy": [1.0, 0.9, 0.5]}
+    names = ["LRU", "LRU:r_min=0.0", "GRU"]
+    figure = recall_curves.plot({"cue": {name: [run] for name in names}, "stream": {name: [run] for name in names[:2]}})
+    for axis, count in zip(figure.axes, (3, 2), strict=True):
+        lines = {line.get_label(): line for line in axis.get_lines() if line.get_label() in names}
+        assert len(lines) == count and axis.get_legend() is None
+        assert lines["LRU"].get_color() == lines["LRU:r_min=0.0"].get_color() == plot_results.MEMORIES["lru"][1]
+        assert lines["LRU"].get_linestyle() != lines["LRU:r_min=0.0"].get_linestyle()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["GRU", "LRU", "LRU:r_min=0.0"]
+    figure.canvas.draw()
+    below = legend.get_window_extent().y1
+    assert all(axis.get_tightbbox().y0 >= below for axis in figure.axes)
