@@ -178,7 +178,7 @@ def cue_accuracy(cell, key, noise_key, direction, bits, delays, noise) -> list[f
 
 
 def plot(results: dict) -> plt.Figure:
-    """A panel for each task. A unit has its colour of plot_results.py's figures, and a kind of line for each setting."""
+    """A panel for each task. A unit has its colour of plot_results.py's figures, each setting a kind of line."""
     tasks = list(results)
     names = sorted({name for units in results.values() for name in units})
     figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 5), squeeze=False, layout="constrained")
