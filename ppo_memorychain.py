@@ -45,7 +45,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.summary import hparams, text
 from tqdm import tqdm
 
-from memory import RESERVOIRS, UNITS, count_parameters, describe_units, merge, parameter_table, partition, rows
+from memory import UNITS, count_parameters, describe_units, merge, parameter_table, partition, rows
 
 jax.config.update("jax_default_matmul_precision", "highest")  # TF32 on GPUs changes results
 
@@ -65,24 +65,17 @@ class Args:
     eval_episodes: int = 10  # greedy episodes after training (FRN section 4.1); the success rate of 128 is given too
 
     # The agent (FRN Fig. A1, Table A1) and its memory (FRN section 3, appendix B; FFM).
-    memory: Literal["gru", "lru", "ffm", "deepesn", "src", "paralesn", "mlp"] = "lru"  # mlp is the same without one
+    memory: Literal["gru", "lru", "ffm", "mlp"] = "lru"  # memory unit; mlp is the same agent without one
     frozen: bool = False  # leave the memory units as initialised (FRN Algorithm 1)
     hidden_size: int = 256  # width of every hidden layer (FRN Table A1)
-    num_blocks: int = 1  # L, recurrent blocks of a unit and a mixer, or layers of a reservoir (FRN appendix E)
+    num_blocks: int = 1  # L, recurrent blocks of a unit and a mixer (FRN appendix E)
     num_readout_blocks: int = 1  # K, hidden blocks of the actor's and of the critic's readout (FRN appendix E)
     update_bias: float | None = None  # gru: bias of the update gate at the start, 0; below 0, it forgets more slowly
-    r_min: float | None = None  # lru, paralesn: smallest radius of a mode at the start, 0.9
-    r_max: float | None = None  # lru, paralesn: largest radius of a mode at the start, 0.999
-    max_phase: float | None = None  # lru, paralesn: largest phase of a mode at the start, 2π
+    r_min: float | None = None  # lru: smallest radius of a mode at the start, 0.9
+    r_max: float | None = None  # lru: largest radius of a mode at the start, 0.999
+    max_phase: float | None = None  # lru: largest phase of a mode at the start, 2π
     trace_size: int | None = None  # ffm: m, the traces, 32
     context_size: int | None = None  # ffm: c, the contexts of each trace, 4
-    spectral_radius: float | None = None  # deepesn: largest |eigenvalue| of W_rec, 0.99
-    leak: float | None = None  # deepesn, paralesn: α, the part of the state that is replaced, 1
-    input_scaling: float | None = None  # reservoirs: scale of the input, 1 for src, 0.1 for the others
-    bias_scaling: float | None = None  # deepesn, paralesn: scale of the biases, 0.01
-    recurrent_scaling: float | None = None  # src: σ_r, scale of the state, 1
-    projection_scaling: float | None = None  # src: γ, scale of the random transform, 1
-    kernel_size: int | None = None  # paralesn: width of the convolution across the state, 3
 
     # The algorithm; what FRN does not name is CleanRL's, as is Adam's ε of 1e-5.
     learning_rate: float = 3e-4  # at the start (FRN Table A3)
@@ -141,16 +134,11 @@ def make_unit(args: Args, **options) -> nn.Module:
     """A memory unit with those of the flags that are its settings; where one is None, the unit's own holds."""
     unit, given = UNITS[args.memory], {name: value for name, value in vars(args).items() if value is not None}
     settings = {name: given[name] for name in unit.__dataclass_fields__ if name in given}
-    if args.memory in RESERVOIRS:
-        settings["num_layers"] = args.num_blocks
     return unit(features=args.hidden_size, freeze=args.frozen, **settings, **options)
 
 
 class Agent(nn.Module):
-    """o_t -> Linear -> L × [memory unit -> mixer] -> Linear -> K × readout -> policy and, apart, value (FRN Fig. A1).
-
-    A reservoir reads o_t itself, and its L layers go side by side to the Linear before the readouts (FRN appendix B).
-    """
+    """o_t -> Linear -> L × [memory unit -> mixer] -> Linear -> K × readout -> policy; apart, value (FRN Fig. A1)."""
 
     args: Args
     num_actions: int
@@ -159,16 +147,13 @@ class Agent(nn.Module):
     def __call__(self, carry, obs, reset):
         """obs [T, B, O], reset [T, B] -> carry, the policy's logits [T, B, A], values [T, B]."""
         hidden, carry = functools.partial(nn.Dense, self.args.hidden_size), list(carry)
-        if self.args.memory in RESERVOIRS:
-            carry[0], x = make_unit(self.args, name="memory_0")(carry[0], obs, reset)  # [T, B, L · H]
-        else:
-            x = hidden(name="input")(rows(obs))  # [T · B, H]
-            for i in range(self.args.num_blocks):
-                x = x.reshape(*reset.shape, -1)  # [T, B, H]
-                carry[i], x = make_unit(self.args, name=f"memory_{i}")(carry[i], x, reset)  # [T, B, H]
-                x = hidden(name=f"mixer_{i}")(rows(x))  # [T · B, H]
-                x = nn.leaky_relu(nn.LayerNorm(use_scale=False, use_bias=False)(x))
-        x = hidden(name="output")(rows(x))  # no activation (FRN Table A1)
+        x = hidden(name="input")(rows(obs))  # [T · B, H]
+        for i in range(self.args.num_blocks):
+            x = x.reshape(*reset.shape, -1)  # [T, B, H]
+            carry[i], x = make_unit(self.args, name=f"memory_{i}")(carry[i], x, reset)  # [T, B, H]
+            x = hidden(name=f"mixer_{i}")(rows(x))  # [T · B, H]
+            x = nn.leaky_relu(nn.LayerNorm(use_scale=False, use_bias=False)(x))
+        x = hidden(name="output")(x)  # no activation (FRN Table A1)
 
         def readout(name: str, y):
             for i in range(self.args.num_readout_blocks):
@@ -183,8 +168,7 @@ class Agent(nn.Module):
 
     @nn.nowrap
     def initialize_carry(self, batch_size: int):
-        units = 1 if self.args.memory in RESERVOIRS else self.args.num_blocks
-        return tuple(make_unit(self.args).initialize_carry(batch_size) for _ in range(units))  # leaves [B, ...]
+        return tuple(make_unit(self.args).initialize_carry(batch_size) for _ in range(self.args.num_blocks))
 
 
 # --------------------------------------------------------------------------------------------------------- algorithm
