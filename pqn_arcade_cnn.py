@@ -523,7 +523,7 @@ def check_args(args: Args):
     settings = {name for unit in UNITS.values() for name in unit.__dataclass_fields__}  # which the units check
     for name, value in vars(args).items():
         if type(value) in (int, float) and name not in settings | {"seed"}:
-            above = 0 if type(value) is int or name == "max_grad_norm" else -1e-30
+            above = 0 if type(value) is int or name in ("max_grad_norm", "eval_every") else -1e-30
             check(above < value < 2**31, name, "must be a positive number below 2^31")
     for name in ("gamma", "td_lambda", "start_e", "end_e", "exploration_fraction"):
         check(getattr(args, name) <= 1, name, "must be from 0 to 1")
@@ -576,6 +576,7 @@ def parse_args() -> tuple[Args, list[Path]]:
         jax.config.update("jax_default_prng_impl", config["generator"])  # its random numbers go on
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"{run} holds no run that this version of the script has written: {error!r}")
+    saved.keep_best &= args.evaluate is None  # the last agent plays, unless the best one is asked for
     args = tyro.cli(Args, default=saved)
     for name, value in vars(saved).items():
         if getattr(args, name) != value and name not in (CHANGEABLE if args.evaluate is None else EVALUATE_WITH):
@@ -603,10 +604,12 @@ def load(file: Path, like) -> tuple[Any, dict]:
     for name in filter(Path.exists, (file, file.with_suffix(".previous"))):
         try:
             saved = serialization.msgpack_restore(name.read_bytes())
-            leaves = [saved["state"][keystr(path)].reshape(x.shape) for path, x in jax.tree.leaves_with_path(like)]
+            leaves = [saved["state"][keystr(path)] for path, _ in jax.tree.leaves_with_path(like)]
+            if [leaf.shape for leaf in leaves] != [x.shape for x in jax.tree.leaves(like)]:
+                fail(f"{name} is of a network of other sizes: what --env shows, and its actions, must be of the run's")
             return jax.tree.unflatten(jax.tree.structure(like), leaves), saved
         except Exception as error:  # of many kinds, where a file is damaged
-            print(f"{name} is damaged, or of another network: {error!r}", file=sys.stderr)
+            print(f"{name} is damaged: {error!r}", file=sys.stderr)
     return fail(f"{file.parent} holds no whole checkpoint")
 
 
@@ -686,7 +689,8 @@ def main():
         shapes = jax.eval_shape(init, seeds).replace(opt_state=None, runner=None)
         state, saved = load(folders[0] / checkpoint, shapes)
         step = saved["update"] * steps_per_update
-        evaluation("evaluate.json", env=args.env, forget=args.forget)
+        flags = {name: getattr(args, name) for name in sorted(EVALUATE_WITH - {"resume", "evaluate"})}
+        evaluation("evaluate.json", **flags)
         return
     try:
         for folder in folders if args.track else []:
@@ -722,6 +726,7 @@ def main():
     say(parameter_table(parameters))
     for folder in folders:
         say(f"run folder     {folder}")
+        (folder / "eval.json").unlink(missing_ok=True)  # a run with one has finished, and this one goes on
         writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{update}"))
         restart = SessionLog(status=SessionLog.START)  # readers drop what was logged after the last checkpoint
         writers[-1].write_event(Event(step=step + (update > 0), wall_time=time.time(), session_log=restart))
@@ -757,7 +762,8 @@ def main():
             mean_return = np.average(metrics["charts/episodic_return"], weights=metrics["charts/episodes"])
         if args.eval_every and step // args.eval_every > (step - steps_per_update) // args.eval_every:
             returns = jax.device_get(evaluate(state)["mean_return"])
-            log({"eval/episodic_return": returns})
+            if not done:  # the last agent's is logged by its evaluation
+                log({"eval/episodic_return": returns})
             if args.keep_best and returns.mean() > best:
                 best = float(returns.mean())
                 save("best.msgpack")
