@@ -161,8 +161,8 @@ class Run:
         self.suite = "POPGym" if self.task.endswith(("Easy", "Medium", "Hard")) else "other tasks"
         for flag, suite in (("delay", "MemoryChain"), ("observe", "MuJoCo Playground"), ("obs_size", "POPGym Arcade")):
             self.suite = suite if flag in self.args else self.suite  # by its flags, as a fork's name is not known
-        time = re.search(r"__(\d+)$", self.folder.name)
-        self.time = int(time[1]) if time else 0  # a file's own time changes when it is copied
+        time = re.search(r"__(\d+(\.\d+)?)$", self.folder.name)
+        self.time = float(time[1]) if time else 0  # a file's own time changes when it is copied
 
     @property
     def result(self) -> float:

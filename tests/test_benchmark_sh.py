@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ -n "$resumed" ]; then
-  runs=$(grep -o '[A-Za-z0-9_.-]*__[0-9]*__[0-9]*' "$resumed/config.json") dir=${resumed%/*}
+  runs=$(grep -o '[A-Za-z0-9_.-]*__[0-9]*__[0-9.]*' "$resumed/config.json") dir=${resumed%/*}
 else
   [ "$env$frozen" = "$BROKEN" ] && exit 1
   setting=${env}__${name}__$memory$frozen
@@ -230,6 +230,21 @@ def test_a_folder_without_a_config_is_no_run_and_a_finished_one_goes_before_a_ne
         (bench.folder / f"r/table1/{lru}1700000000/{name}").unlink()
     done, calls = bench(*flags)
     assert done.returncode == 0 and len(calls) == 2 and "--memory lru --exp-name" in calls[0]
+
+
+def test_the_newest_of_several_interrupted_runs_resumes(bench):
+    """Runs were once named by whole seconds."""
+    names = [
+        f"StatelessCartPoleEasy__pqn_frozen_rnn__gru__1__{time}"
+        for time in ("1700000000", "1796106330", "1796106330.099999", "1796106330.523175")
+    ]
+    for i, name in enumerate(names):
+        (bench.folder / f"{i}/table1").mkdir(parents=True)
+        for earlier in names[: i + 1]:
+            (bench.folder / f"{i}/table1/{earlier}").mkdir()
+            (bench.folder / f"{i}/table1/{earlier}/config.json").write_text(json.dumps({"runs": [earlier]}))
+        done, calls = bench("table1", "--run-dir", str(i))
+        assert done.returncode == 0 and f"pqn_frozen_rnn.py --resume {i}/table1/{name}" in calls, done.stderr
 
 
 def test_groups_do_not_meet(bench):

@@ -195,6 +195,20 @@ def test_the_time_in_the_folders_name_counts_not_that_of_its_files(tmp_path, cap
 
 
 @pytest.mark.parametrize(
+    "older, newer",
+    [
+        (1_700_000_000, "1796106330.523175"),  # runs were once named by whole seconds
+        ("1796106330.523175", 1_800_000_000),
+        ("1796106330.099999", "1796106330.523175"),
+        ("999999999.523175", "1796106330.099999"),
+    ],
+)
+def test_times_in_names_of_folders_are_compared_by_their_values(tmp_path, older, newer):
+    newer, _ = make_run(tmp_path, time=newer), make_run(tmp_path, time=older)
+    assert [run.folder for run in find_runs(tmp_path)[0]] == [newer]
+
+
+@pytest.mark.parametrize(
     "name, content",
     [
         ("eval.json", '{"mean_return": 0.5, "SP'),
