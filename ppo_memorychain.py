@@ -390,7 +390,7 @@ def make_train(args: Args) -> SimpleNamespace:
 
 # What another value may be given for when a run is resumed, and when it is evaluated.
 CHANGEABLE = {"resume", "total_timesteps", "checkpoint_every", "eval_episodes", "eval_every", "keep_best", "track"}
-EVALUATE_WITH = {"resume", "evaluate", "env", "delay", "eval_episodes", "forget", "keep_best"}
+EVALUATE_WITH = {"resume", "evaluate", "delay", "eval_episodes", "forget", "keep_best"}
 
 
 def check_args(args: Args):
@@ -401,7 +401,8 @@ def check_args(args: Args):
             fail(f"--{name.replace('_', '-')} {getattr(args, name)}: {right}")
 
     spelled = args.env.lower().replace("_", "").replace("-", "")
-    check(spelled in ("memorychain", f"memorychain{args.delay}"), "env", f"must be MemoryChain-{args.delay} (--delay)")
+    names = "memorychain", spelled if args.evaluate else f"memorychain{args.delay}"  # a run's is of its own delay
+    check(spelled in names, "env", f"must be MemoryChain-{args.delay} (--delay)")
     args.env = f"MemoryChain-{args.delay}"
     check(2 <= args.delay <= 4096, "delay", "must be from 2 to 4096")
     check(args.stop_at_success is None or 0 < args.stop_at_success <= 1, "stop_at_success", "must be in (0, 1]")
@@ -578,7 +579,7 @@ def main():
         shapes = jax.eval_shape(init, seeds).replace(opt_state=None, runner=None)
         state, saved = load(folders[0] / checkpoint, shapes)
         step = saved["update"] * steps_per_update
-        flags = {name: getattr(args, name) for name in sorted(EVALUATE_WITH - {"resume", "evaluate"})}
+        flags = {name: getattr(args, name) for name in sorted({"env"} | EVALUATE_WITH - {"resume", "evaluate"})}
         evaluation("evaluate.json", **flags)
         return
     try:

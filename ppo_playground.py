@@ -481,8 +481,8 @@ def make_train(args: Args) -> SimpleNamespace:
     step_episodes = jax.jit(interact, static_argnames="greedy")
 
     def after(state: TrainState, folder: Path):
-        """What follows a seed's evaluation: the film of its first episode, if it is asked for."""
-        if args.capture_video:
+        """What follows a seed's evaluation: the film of its first episode, if it is asked for, and not to evaluate."""
+        if args.capture_video and args.evaluate is None:
             agent = (state.params, state.frozen, state.statistics)
             _, _, _, evaluation_key = jax.random.split(jax.random.key(state.seed), 4)
             key, runner_key = jax.random.split(evaluation_key)
@@ -544,7 +544,7 @@ def choose_gl() -> bool:
 # What another value may be given for when a run is resumed, and when it is evaluated.
 CHANGEABLE = {"resume", "total_timesteps", "checkpoint_every", "eval_episodes", "eval_every", "keep_best", "track"}
 CHANGEABLE |= {"capture_video"}
-EVALUATE_WITH = {"resume", "evaluate", "env", "eval_episodes", "forget", "keep_best", "capture_video"}
+EVALUATE_WITH = {"resume", "evaluate", "env", "eval_episodes", "forget", "keep_best"}
 
 
 def check_args(args: Args):
@@ -593,7 +593,7 @@ def check_args(args: Args):
         make_unit(args)
     except ValueError as error:
         fail(str(error))
-    if args.capture_video:
+    if args.capture_video and args.evaluate is None:
         tried = os.environ.get("MUJOCO_GL") or "egl, osmesa and glfw"
         check(choose_gl(), "capture_video", f"no OpenGL draws without a screen (MUJOCO_GL: {tried}); install libegl1")
 
@@ -742,7 +742,7 @@ def main():
         shapes = jax.eval_shape(init, seeds).replace(opt_state=None, runner=None)
         state, saved = load(folders[0] / checkpoint, shapes)
         step = saved["update"] * steps_per_update
-        flags = {name: getattr(args, name) for name in sorted(EVALUATE_WITH - {"resume", "evaluate"})}
+        flags = {name: getattr(args, name) for name in sorted({"env"} | EVALUATE_WITH - {"resume", "evaluate"})}
         evaluation("evaluate.json", **flags)
         return
     try:

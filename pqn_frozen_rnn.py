@@ -575,7 +575,7 @@ def main():
         shapes = jax.eval_shape(init, seeds).replace(opt_state=None, runner=None)
         state, saved = load(folders[0] / checkpoint, shapes)
         step = saved["update"] * steps_per_update
-        flags = {name: getattr(args, name) for name in sorted(EVALUATE_WITH - {"resume", "evaluate"})}
+        flags = {name: getattr(args, name) for name in sorted({"env"} | EVALUATE_WITH - {"resume", "evaluate"})}
         evaluation("evaluate.json", **flags)
         return
     try:

@@ -22,6 +22,7 @@ from tensorboard.plugins.hparams import metadata
 from test_runs import FLAGS, STEPS, assert_one_line_error, checkpoint, contents, points
 
 import popjym
+import ppo_memorychain
 import pqn_ffm
 
 EVAL = "eval/episodic_return"
@@ -31,20 +32,20 @@ SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run("--resume …") is the finished program: its returncode, what it printed, and its run folders."""
+    """run("--resume …") is the finished program: its returncode, and what it printed."""
     printed = tmp_path_factory.mktemp("printed")
 
-    def run(flags: str):
+    def run(flags: str, script=pqn_ffm):
         handlers, columns = [signal.getsignal(number) for number in SIGNALS], os.environ.get("COLUMNS")
         generator, code = jax.config.jax_default_prng_impl, 0
         with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["pqn_ffm.py", *flags.split()])
+            patch.setattr(sys, "argv", [f"{script.__name__}.py", *flags.split()])
             patch.setattr(fcntl, "flock", lambda *_: None)  # this process would hold it until it ends
             out, err = (stack.enter_context(open(printed / name, "w")) for name in ("out", "err"))
             stack.enter_context(contextlib.redirect_stdout(out))
             stack.enter_context(contextlib.redirect_stderr(err))
             try:
-                pqn_ffm.main()
+                script.main()
             except SystemExit as ended:
                 code = ended.code
             finally:
@@ -255,6 +256,24 @@ def test_an_agent_plays_another_task_of_the_same_sizes_and_without_its_memory(ru
     assert contents(runs[0].parent) == before
 
 
+def test_a_memory_chain_of_another_delay_is_another_task_of_the_same_sizes(run, tmp_path):
+    """Its name follows the delay."""
+    small = "--hidden-size 8 --memory gru --num-envs 2 --num-steps 32 --num-minibatches 2 --update-epochs 1"
+    command = f"--delay 20 {small} --num-readout-blocks 1 --total-timesteps 64 --eval-episodes 2 --run-dir {tmp_path}"
+    assert run(command, ppo_memorychain).returncode == 0
+    (folder,) = tmp_path.iterdir()
+    evaluated = run(f"--evaluate {folder} --delay 9 --forget", ppo_memorychain)
+    assert evaluated.returncode == 0, evaluated.stderr
+    result = read(folder, "evaluate")
+    assert result["env"] == "MemoryChain-9" and result["delay"] == 9 and result["forget"]
+    assert result["lengths"] == [10, 10] and read(folder)["lengths"] == [21, 21]
+    before = contents(folder)
+    for flags in ("--env MemoryChain-9", "--env MemoryChain-9 --delay 9"):
+        assert_one_line_error(run(f"--evaluate {folder} {flags}", ppo_memorychain), "--env MemoryChain-9", "keeps it")
+    assert_one_line_error(run("--env MemoryChain-9 --delay 20", ppo_memorychain), "--env MemoryChain-9", "20")
+    assert contents(folder) == before
+
+
 @pytest.mark.parametrize("env", ["CountRecallEasy", "StatelessCartPoleEasy"])
 def test_a_task_of_other_sizes_is_one_line_and_nothing_is_written(run, plain, env):
     """Of other actions, and of other observations."""
@@ -310,23 +329,23 @@ def test_the_best_agent_is_kept_and_plays_when_it_is_asked_for(run, watched, tmp
     assert all(result["environment_steps"] == update * STEPS and result["keep_best"] for result in results)
 
 
-@pytest.mark.parametrize("after, known", [(2, None), (5, None), (2, 10.0)])
-def test_the_best_agent_survives_a_resume(run, watched, tmp_path, after, known):
-    """Resumed before the best update, after it, and with a best one before that nobody reaches."""
+@pytest.mark.parametrize("after, better", [(2, 0), (5, 0), (2, 0.01)])
+def test_the_best_agent_survives_a_resume(run, watched, tmp_path, after, better):
+    """Resumed before the best update, after it, and with one before that was better than all that come."""
     runs = copy(watched.runs, tmp_path)
     notes = pqn_ffm.serialization.msgpack_restore((watched.kept / str(after)).read_bytes())
-    if known is not None:
-        notes["best"] = known
+    best, update = best_of(watched.runs)
+    assert 2 < update < 5
+    if better:
+        notes["best"] = best + better
     (runs[0] / "checkpoint.msgpack").write_bytes(pqn_ffm.serialization.msgpack_serialize(notes))
     for file in [*runs[0].glob("best.*"), *(folder / "eval.json" for folder in runs)]:
         file.unlink()
     assert run(f"--resume {runs[0]}").returncode == 0
-    best, update = best_of(watched.runs)
-    assert 2 < update < 5
     last = pqn_ffm.serialization.msgpack_restore((runs[0] / "checkpoint.msgpack").read_bytes())
-    assert last["best"] == pytest.approx(best if known is None else known)
+    assert last["best"] == pytest.approx(best + better)
     written = (runs[0] / "best.msgpack").exists()
-    assert written == (known is None and update > after)
+    assert written == (not better and update > after)
     assert not written or checkpoint(runs[0], "best.msgpack").update == update
     assert all(points(folder)[EVAL] == points(other)[EVAL] for folder, other in zip(runs, watched.runs, strict=True))
 
