@@ -362,6 +362,7 @@ def durations(film) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_film_is_the_first_evaluated_episode_seen_by_the_agent_beside_everything(rolled, tmp_path):
     """With the fixture's weights the agent confirms every card: 26 steps, all of whose cards the twin shows."""
     pictures = rolled.train.film(rolled.state)

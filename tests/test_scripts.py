@@ -225,7 +225,7 @@ def test_no_random_number_is_used_twice_nothing_is_nan_and_nothing_warns(name, c
     assert process.returncode == 0 and process.stderr == "", process.stderr[-3000:]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", WITH_LONG_ONES_SLOW)
 def test_with_64_bits_by_default_every_type_is_the_same(name):
     """JAX_ENABLE_X64 changes the type of every array whose type is not named. No loop's carry may change it."""
 
