@@ -692,7 +692,7 @@ def test_two_seeds_from_the_command_line_stopped_resumed_and_filmed(script, open
         np.testing.assert_array_equal(states[1][path], x, err_msg=path)
     assert (states[0][".statistics.count"] == 64 * 400).all()
     for one, other in zip(*runs, strict=True):
-        assert re.fullmatch(r"PendulumSwingup-positions__ppo_playground__gru-frozen__[12]__\d+", one.name)
+        assert re.fullmatch(r"PendulumSwingup-positions__ppo_playground__gru-frozen__[12]__\d+\.\d+", one.name)
         results = [json.loads((run / "eval.json").read_text()) for run in (one, other)]
         assert results[0]["returns"] == results[1]["returns"] and results[0]["lengths"] == [1000] * 3
         ended = [step for step, _ in points(one)["charts/episodic_return"]]
