@@ -490,7 +490,7 @@ def test_a_run_learns_to_recall_and_ends_with_the_update_that_did(script, tmp_pa
         done = script(f"{command} --run-dir {every} --checkpoint-every {every}")
         assert done.returncode == 0 and done.stderr == "", done.stderr
         (run,) = (tmp_path / str(every)).iterdir()
-        assert re.fullmatch(r"MemoryChain-4__ppo_memorychain__gru-frozen__1__\d+", run.name)
+        assert re.fullmatch(r"MemoryChain-4__ppo_memorychain__gru-frozen__1__\d+\.\d+", run.name)
         results.append(json.loads((run / "eval.json").read_text()))
     assert results[0]["environment_steps"] < 300_000 // 2
     assert results[0]["success_rate"] == results[0]["success_rate_128"] == results[0]["mean_return"] == 1
