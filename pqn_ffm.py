@@ -450,13 +450,14 @@ def parse_args() -> tuple[Args, list[Path]]:
 
 def write(file: Path, data: bytes):
     """All of it or nothing, even if the power fails; what a checkpoint replaces stays as .previous."""
-    with open(f"{file}.new", "wb") as new:
+    with contextlib.ExitStack() as cleanup, open(f"{file}.new", "wb") as new:
+        cleanup.callback(Path(new.name).unlink, missing_ok=True)  # what a full disk has taken of it
         new.write(data)
         new.flush()
         os.fsync(new.fileno())
-    if file.suffix == ".msgpack" and file.exists():
-        file.replace(file.with_suffix(".previous"))
-    os.replace(new.name, file)
+        if file.suffix == ".msgpack" and file.exists():
+            file.replace(file.with_suffix(".previous"))
+        os.replace(new.name, file)
     folder = os.open(file.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
@@ -482,8 +483,7 @@ def write_config(args: Args, folders: list[Path], parameters: dict):
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     config = {"script": Path(__file__).stem, "args": vars(args) | {"resume": None}, "parameters": parameters}
     config["versions"] = {package.__name__: package.__version__ for package in (jax, flax, optax, np)}
-    config |= {"git_commit": commit, "generator": jax.config.jax_default_prng_impl}
-    config["runs"] = [folder.name for folder in folders]
+    config |= {"git_commit": commit, "generator": jax.config.jax_default_prng_impl, "runs": [f.name for f in folders]}
     for i, folder in enumerate(folders):
         write(folder / "config.json", json.dumps(config | {"seed": args.seed + i}, indent=1).encode())
 
@@ -492,7 +492,8 @@ def main():
     try:
         devices = jax.devices()
     except (AssertionError, RuntimeError):
-        fail(f"JAX_PLATFORMS={jax.config.jax_platforms}: not all of it is here; cpu is")
+        jax.config.update("jax_platforms", "")
+        fail(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: there is none here, but {jax.devices()[0].platform}")
     args, folders = parse_args()
     train, steps_per_update, writers, tracked, signals = make_train(args), args.num_envs * args.num_steps, [], [], []
     num_updates = args.total_timesteps // steps_per_update
@@ -502,8 +503,7 @@ def main():
     def across(function):
         """The function of one seed for [S]: seeds lie over the devices, and take turns on a CPU."""
         of_device = functools.partial(jax.lax.map, function) if jax.default_backend() == "cpu" else jax.vmap(function)
-        spec = jax.sharding.PartitionSpec("seeds")
-        return jax.shard_map(of_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        return jax.shard_map(of_device, mesh=mesh, in_specs=jax.P("seeds"), out_specs=jax.P("seeds"), check_vma=False)
 
     init, evaluate = jax.jit(across(train.init)), jax.jit(across(train.evaluate))
     seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
@@ -539,8 +539,7 @@ def main():
             if hasattr(train, "after"):  # where episodes are filmed
                 train.after(jax.tree.map(lambda x, i=i: x[i], state), folder)
             if tracked and (folder / "film.gif").exists():
-                film = importlib.import_module("wandb").Video(str(folder / "film.gif"))
-                tracked[i].log({"eval/film": film}, step=step)
+                tracked[i].log({"eval/film": importlib.import_module("wandb").Video(f"{folder}/film.gif")}, step=step)
 
     def stop(number, _):
         signals.append(number)
@@ -549,18 +548,11 @@ def main():
 
     if args.evaluate is not None:
         checkpoint = "best.msgpack" if args.keep_best else "checkpoint.msgpack"
-        shapes = jax.eval_shape(init, seeds).replace(opt_state=None, runner=None)
-        state, saved = load(folders[0] / checkpoint, shapes)
+        state, saved = load(folders[0] / checkpoint, jax.eval_shape(init, seeds).replace(opt_state=None, runner=None))
         step = saved["update"] * steps_per_update
         flags = {name: getattr(args, name) for name in sorted({"env"} | EVALUATE_WITH - {"resume", "evaluate"})}
         evaluation("evaluate.json", **flags)
         return
-    try:
-        for folder in folders if args.track else []:
-            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
-            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
-    except Exception as error:
-        fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=args.resume is not None)
     lock = os.open(folders[0] / "lock", os.O_CREAT | os.O_RDWR)  # let go when this process ends, however it ends
@@ -570,6 +562,14 @@ def main():
         fail(f"--resume {args.resume}: another process is training this run")
     except OSError as error:
         say(f"no lock        two processes could train this run at once: {error}")
+    try:
+        for folder in folders if args.track else []:
+            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
+            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
+    except Exception as error:
+        for folder in folders if args.resume is None else []:
+            shutil.rmtree(folder)
+        fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
     if list(folders[0].glob("checkpoint.*")):
         state, saved = load(folders[0] / "checkpoint.msgpack", jax.eval_shape(init, seeds))
         update, seconds, best = saved["update"], saved["seconds"], saved["best"]
@@ -587,14 +587,14 @@ def main():
             signal.signal(number, stop)
     say(f"devices        {num_devices} of {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
     say(parameter_table(parameters))
+    table = "\n".join(["|flag|value|", "|-|-|", *(f"|{name}|{value}|" for name, value in vars(args).items())])
     for folder in folders:
         say(f"run folder     {folder}")
         (folder / "eval.json").unlink(missing_ok=True)  # a run with one has finished, and this one goes on
         writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{update}"))
         restart = SessionLog(status=SessionLog.START)  # readers drop what was logged after the last checkpoint
         writers[-1].write_event(Event(step=step + (update > 0), wall_time=time.time(), session_log=restart))
-        table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
-        for summary in (*hparams(vars(args), ["eval/episodic_return"]), text("flags", f"|flag|value|\n|-|-|\n{table}")):
+        for summary in (*hparams(vars(args), ["eval/episodic_return"]), text("flags", table)):
             writers[-1].write_event(Event(step=step, wall_time=time.time(), summary=summary))
     start = time.perf_counter()
     train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0).lower(state).compile()
