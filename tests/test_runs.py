@@ -188,7 +188,7 @@ def test_a_fork_is_one_file_and_memory_and_a_seed_among_several_is_the_seed_alon
 
 def test_seeds_on_devices_of_their_own_are_those_of_one_device(script, finished, tmp_path):
     """Bit for bit: each device runs the program of one seed, as a CPU does with one seed after the other."""
-    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    env = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
     process = script(f"{SMALL} --seed 7 --num-seeds 2 --checkpoint-every 1000 --run-dir two", env=env)
     assert process.returncode == 0 and "2 of 4" in process.stdout, process.stderr
     assert_same_run(sorted((tmp_path / "two").iterdir()), finished.runs)
@@ -198,6 +198,22 @@ def test_runs_started_in_the_same_second_have_folders_of_their_own(monkeypatch, 
     first, second = (parse(monkeypatch, capfd, f"{SMALL} --num-seeds 3 --run-dir x").folders for _ in range(2))
     assert [folder.name.split("__")[3] for folder in first] == ["1", "2", "3"] and not set(first) & set(second)
     assert len({folder.name.split("__")[4] for folder in first}) == 1, "the seeds of one program have one time"
+
+
+def test_compiled_programs_are_kept_in_the_users_cache_where_there_can_be_one(script, tmp_path):
+    """Without a word, also of what is loaded; where nothing can be kept, JAX warns, and the run is the same."""
+    command = f"{SMALL} --num-minibatches 1 --total-timesteps 128 --run-dir"
+    (tmp_path / "a_file").write_text("")
+    ends = []
+    for cache in "cache", "cache", "a_file":
+        env = {"JAX_COMPILATION_CACHE_DIR": None, "XDG_CACHE_HOME": str(tmp_path / cache)}
+        process = script(f"{command} runs{len(ends)}", env=env)
+        assert process.returncode == 0, process.stderr
+        assert (process.stderr == "") == (cache == "cache"), process.stderr
+        (run,) = (tmp_path / f"runs{len(ends)}").iterdir()
+        kept = sorted(file.name for file in tmp_path.glob("cache/jax/jit_*-cache"))
+        ends.append((kept, json.loads((run / "eval.json").read_text())["returns"]))
+    assert len(ends[0][0]) >= 3 and ends[0] == ends[1] == ends[2], "init, train_iteration and evaluate at least"
 
 
 # ------------------------------------------------------------------------------------------------ stopped and resumed
