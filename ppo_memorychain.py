@@ -38,7 +38,7 @@ import numpy as np
 import optax
 import tyro
 from flax import serialization, struct
-from jax.tree_util import keystr
+from jax.extend.core import jaxprs_in_params
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
@@ -432,7 +432,7 @@ def check_args(args: Args):
     try:
         make_unit(args)
     except ValueError as error:
-        fail(str(error))
+        fail("--" + str(error).partition(": ")[2].replace("features", "hidden_size").replace("_", "-"))
 
 
 # --- shared block: runs ---
@@ -459,7 +459,7 @@ def parse_args() -> tuple[Args, list[Path]]:
         setting, now = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", f"{time.time():.6f}"
         seeds = range(args.seed, args.seed + args.num_seeds)
         return args, [Path(args.run_dir).expanduser() / f"{setting}__{seed}__{now}" for seed in seeds]
-    run = Path(args.evaluate or args.resume).absolute()
+    run = Path(os.path.realpath(args.evaluate or args.resume))  # through a link, to where its other seeds are
     try:
         config = json.loads((run / "config.json").read_text())
         saved, folders = Args(**config["args"]), [run.with_name(name) for name in config["runs"]]
@@ -495,7 +495,7 @@ def load(file: Path, like) -> tuple[Any, dict]:
     for name in filter(Path.exists, (file, file.with_suffix(".previous"))):
         try:
             saved = serialization.msgpack_restore(name.read_bytes())
-            leaves = [saved["state"][keystr(path)] for path, _ in jax.tree.leaves_with_path(like)]
+            leaves = [saved["state"][jax.tree_util.keystr(path)] for path, _ in jax.tree.leaves_with_path(like)]
             if [leaf.shape for leaf in leaves] != [x.shape for x in jax.tree.leaves(like)]:
                 fail(f"{name} is of a network of other sizes: what --env shows, and its actions, must be of the run's")
             return jax.tree.unflatten(jax.tree.structure(like), leaves), saved
@@ -513,6 +513,15 @@ def write_config(args: Args, folders: list[Path], parameters: dict):
     config |= {"git_commit": commit, "generator": jax.config.jax_default_prng_impl, "runs": [f.name for f in folders]}
     for i, folder in enumerate(folders):
         write(folder / "config.json", json.dumps(config | {"seed": args.seed + i}, indent=1).encode())
+
+
+def most_at_once(jaxpr) -> int:
+    """Bytes of all that one operation of a program gives, where it is most; a scan gives what all its steps keep."""
+    most = 0
+    for operation in jaxpr.eqns:
+        given = sum(variable.aval.size * variable.aval.dtype.itemsize for variable in operation.outvars)
+        most = max(most, given, *map(most_at_once, jaxprs_in_params(operation.params)))
+    return most
 
 
 def main():
@@ -533,7 +542,16 @@ def main():
         return jax.shard_map(of_device, mesh=mesh, in_specs=jax.P("seeds"), out_specs=jax.P("seeds"), check_vma=False)
 
     init, evaluate = jax.jit(across(train.init)), jax.jit(across(train.evaluate))
+    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0)
     seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
+    like, host = jax.eval_shape(init, seeds), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = (devices[0].memory_stats() or {"bytes_limit": host})["bytes_limit"]
+    for program, given in ((init, seeds), (train_iteration, like), (evaluate, like)) if args.resume is None else ():
+        if (size := most_at_once(program.trace(given).jaxpr)) > memory:
+            sizes = {name for name, value in vars(args).items() if type(value) is int} - {"seed", "total_timesteps"}
+            flag = max(sizes, key=vars(args).get)  # the likeliest cause
+            name, size, memory = flag.replace("_", "-"), f"{size / 1e9:,.0f} GB", f"{memory / 1e9:,.0f} GB"
+            fail(f"--{name} {getattr(args, flag)}: such a run needs {size} at once, and the memory is {memory}")
 
     def log(scalars: dict[str, np.ndarray]):
         """Scalars [S]; those of episodes only where one has ended."""
@@ -550,8 +568,8 @@ def main():
         """The state as {".params['memory_0']['alpha']": array, …}."""
         for writer in writers:
             writer.flush()
-        leaves = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(jax.device_get(state))}
-        saved = {"state": leaves, "update": update, "seconds": seconds, "best": best}
+        leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(jax.device_get(state))}
+        saved = {"state": leaves, "update": update, "seconds": seconds, "best": best, "best_update": best_update}
         write(folders[0] / name, serialization.msgpack_serialize(saved))
 
     def evaluation(file: str, **notes):
@@ -575,7 +593,7 @@ def main():
 
     if args.evaluate is not None:
         checkpoint = "best.msgpack" if args.keep_best else "checkpoint.msgpack"
-        state, saved = load(folders[0] / checkpoint, jax.eval_shape(init, seeds).replace(opt_state=None, runner=None))
+        state, saved = load(folders[0] / checkpoint, like.replace(opt_state=None, runner=None))
         step = saved["update"] * steps_per_update
         flags = {name: getattr(args, name) for name in sorted({"env"} | EVALUATE_WITH - {"resume", "evaluate"})}
         evaluation("evaluate.json", **flags)
@@ -598,10 +616,10 @@ def main():
             shutil.rmtree(folder)
         fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
     if list(folders[0].glob("checkpoint.*")):
-        state, saved = load(folders[0] / "checkpoint.msgpack", jax.eval_shape(init, seeds))
-        update, seconds, best = saved["update"], saved["seconds"], saved["best"]
+        state, saved = load(folders[0] / "checkpoint.msgpack", like)
+        update, seconds, best, best_update = (saved.get(x) for x in ("update", "seconds", "best", "best_update"))
     else:
-        state, update, seconds, best = init(seeds), 0, 0.0, -math.inf
+        state, update, seconds, best, best_update = init(seeds), 0, 0.0, -math.inf, -1
     step, done = update * steps_per_update, train.finished(state).all()
     result = folders[-1] / "eval.json"
     if done and result.exists() and len(json.loads(result.read_text())["returns"]) == args.eval_episodes:
@@ -624,15 +642,17 @@ def main():
         for summary in (*hparams(vars(args), ["eval/episodic_return"]), text("flags", table)):
             writers[-1].write_event(Event(step=step, wall_time=time.time(), summary=summary))
     start = time.perf_counter()
-    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0).lower(state).compile()
+    train_iteration = train_iteration.lower(state).compile()
     compile_seconds = time.perf_counter() - start
     say(f"compile time   {compile_seconds:.1f} s")
 
     start, saved_at, shown_at, mean_return = time.perf_counter() - seconds, -math.inf, -math.inf, math.nan
     while True:
-        if signals or done or time.perf_counter() - saved_at >= args.checkpoint_every:
+        if signals or done or best_update == update or time.perf_counter() - saved_at >= args.checkpoint_every:
             save("checkpoint.msgpack")
             saved_at = time.perf_counter()
+        if best_update == update:  # a run that is killed here does it when it is resumed
+            save("best.msgpack")
         if signals:
             say(f"stopped        go on with --resume {folders[0]}")
             sys.exit(128 + signals[0])
@@ -655,8 +675,7 @@ def main():
             if not done:  # the last agent's is logged by its evaluation
                 log({"eval/episodic_return": returns})
             if args.keep_best and returns.mean() > best:
-                best = float(returns.mean())
-                save("best.msgpack")
+                best, best_update = float(returns.mean()), update
         if now - shown_at > (0.1 if sys.stdout.isatty() else 10) or signals or done:
             shown_at, postfix = now, f"step {step:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
             bar = tqdm.format_meter(update, num_updates, seconds, unit="update", postfix=postfix)

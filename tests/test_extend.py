@@ -337,7 +337,7 @@ def test_the_best_agent_survives_a_resume(run, watched, tmp_path, after, better)
     best, update = best_of(watched.runs)
     assert 2 < update < 5
     if better:
-        notes["best"] = best + better
+        notes["best"], notes["best_update"] = best + better, 1
     (runs[0] / "checkpoint.msgpack").write_bytes(pqn_ffm.serialization.msgpack_serialize(notes))
     for file in [*runs[0].glob("best.*"), *(folder / "eval.json" for folder in runs)]:
         file.unlink()
@@ -348,6 +348,29 @@ def test_the_best_agent_survives_a_resume(run, watched, tmp_path, after, better)
     assert written == (not better and update > after)
     assert not written or checkpoint(runs[0], "best.msgpack").update == update
     assert all(points(folder)[EVAL] == points(other)[EVAL] for folder, other in zip(runs, watched.runs, strict=True))
+
+
+@pytest.mark.parametrize("when", ["before best.msgpack is written", "after"])
+def test_the_best_agent_is_of_the_run_that_goes_on_wherever_it_was_killed(run, watched, tmp_path, monkeypatch, when):
+    """Killed at its first best agent, long before a checkpoint is due, and resumed with other flags."""
+    write = pqn_ffm.write
+
+    def killed(file, data):
+        if file.name != "best.msgpack" or when == "after":
+            write(file, data)
+        if file.name == "best.msgpack":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pqn_ffm, "write", killed)
+        start(run, tmp_path, "--eval-every 96 --keep-best --checkpoint-every 1000")
+    runs = sorted(tmp_path.iterdir())
+    assert checkpoint(runs[0]).update == 2 and (runs[0] / "best.msgpack").exists() == (when == "after")
+    # It is not evaluated again while it trains: what is the best then is what was the best before.
+    assert run(f"--resume {runs[0]} --total-timesteps 768 --eval-every 1e6").returncode == 0
+    kept, expected = checkpoint(runs[0], "best.msgpack"), checkpoint(watched.kept, "2").state
+    assert kept.update == 2 and checkpoint(runs[0]).update == 12
+    assert all((kept.state[path] == expected[path]).all() for path in expected)
 
 
 @pytest.mark.parametrize(

@@ -563,7 +563,7 @@ def test_a_spelling_that_means_one_task_is_taken(spelling, name):
         ({"memory": "mlp", "frozen": True}, ["--frozen True:", "mlp"]),
         ({"memory": "gru", "r_min": 0.9}, ["--r-min 0.9:", "gru"]),
         ({"memory": "lru", "update_bias": 0.0}, ["--update-bias 0.0:", "lru"]),
-        ({"memory": "lru", "r_min": 0.9995}, ["LRU: r_min", "0.9995", "0.999"]),
+        ({"memory": "lru", "r_min": 0.9995}, ["--r-min must", "0.9995", "0.999"]),
     ],
 )
 def test_a_bad_flag_is_one_line(flags, words, capfd):

@@ -351,6 +351,8 @@ def parse(monkeypatch, capfd, command: str):
         ("--num-envs 0", ["--num-envs 0", "positive"]),
         ("--num-steps -3", ["--num-steps -3", "positive"]),
         ("--hidden-size 0", ["--hidden-size 0", "positive"]),
+        ("--trace-size 0", ["--trace-size must", "positive", "not 0"]),
+        ("--context-size 2147483648", ["--context-size must", "2^31", "not 2147483648"]),
         ("--num-seeds 0", ["--num-seeds 0", "positive"]),
         ("--eval-episodes 0", ["--eval-episodes 0", "positive"]),
         ("--total-timesteps 63", ["--total-timesteps 63", "64"]),

@@ -91,6 +91,37 @@ def made(name: str, changes: tuple = ()) -> SimpleNamespace:
     return SimpleNamespace(start=functions["init"](jnp.int32(3)), **functions)
 
 
+# --------------------------------------------------------------------------------------------------------------- sizes
+HUGE = [
+    *((name, "--hidden-size 2147483647") for name in ALL),
+    ("pqn_ffm", "--trace-size 2147483647 --context-size 4"),
+    ("pqn_ffm", "--num-envs 2000000000 --num-steps 1 --num-minibatches 1 --total-timesteps 2e9"),
+    ("pqn_ffm", "--eval-episodes 2000000000"),
+    # No array of these is larger than a memory of 64 GB, and what a rollout keeps is.
+    ("pqn_frozen_rnn", "--memory gru --num-steps 50000000 --num-envs 10 --num-minibatches 1 --total-timesteps 1e9"),
+]
+
+
+@pytest.mark.parametrize("name, flags", HUGE)
+def test_a_run_that_no_memory_holds_is_one_line_before_anything_is_compiled(name, flags, monkeypatch, tmp_path, capfd):
+    module, small = importlib.import_module(name), []
+    for flag, value in ALL[name].items():
+        small += [f"--{flag.replace('_', '-')}", str(value)]
+    memory = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**24}  # of this machine: 69 GB
+    monkeypatch.setattr(os, "sysconf", memory.get)
+    monkeypatch.setattr(jax.stages.Traced, "lower", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *small, *flags.split()])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    printed = capfd.readouterr()
+    (line,) = printed.err.splitlines()
+    assert ended.value.code == 2 and printed.out == "" and not any(tmp_path.iterdir())
+    assert line.startswith(f"{name}.py: error: ") and "the memory is 69 GB" in line
+    assert any(f"{flag} {value}:" in line for flag, value in zip(*[iter(flags.split())] * 2, strict=True)), line
+
+
 # -------------------------------------------------------------------------------------------------------------- frozen
 @pytest.mark.parametrize("name, changes, frozen", FROZEN)
 def test_frozen_leaves_stay_bit_for_bit_have_no_optimiser_state_and_everything_else_moves(name, changes, frozen):
