@@ -638,7 +638,8 @@ def main():
         for summary in (*hparams(vars(args), ["eval/episodic_return"]), text("flags", table)):
             writers[-1].write_event(Event(step=step, wall_time=time.time(), summary=summary))
     start = time.perf_counter()
-    train_iteration = train_iteration.lower(state).compile()
+    if not jax.config.jax_disable_jit:  # which is then done step by step
+        train_iteration = train_iteration.lower(state).compile()
     compile_seconds = time.perf_counter() - start
     say(f"compile time   {compile_seconds:.1f} s")
 

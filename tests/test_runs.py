@@ -448,6 +448,14 @@ def test_a_moved_run_is_continued_where_it_is(copied, monkeypatch, capfd):
         assert got.folders == [elsewhere / run.name for run in copied]
 
 
+def test_a_link_to_one_of_several_seeds_is_the_run(copied, tmp_path, monkeypatch, capfd):
+    """As people make a folder of links to the runs that they compare."""
+    (tmp_path / "picked").symlink_to(copied[1])
+    monkeypatch.chdir(tmp_path)
+    for verb in ("resume", "evaluate"):
+        assert parse(monkeypatch, capfd, f"pqn_ffm.py --{verb} picked").folders == copied
+
+
 def test_a_run_of_one_seed_can_be_renamed(copied, tmp_path, monkeypatch, capfd):
     config = json.loads((copied[0] / "config.json").read_text())
     config["args"]["num_seeds"], config["runs"] = 1, config["runs"][:1]
