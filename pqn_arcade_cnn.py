@@ -471,6 +471,7 @@ def make_train(args: Args) -> SimpleNamespace:
         while not done:
             seen, states = [*seen, runner.obs[:1]], [*states, runner.env_state]
             key, step_key = jax.random.split(key)
+            runner = runner.replace(reset=runner.reset | args.forget)
             runner, transition = act(state.params, state.frozen, runner, step_key)
             done = transition["done"][0]
         states = jax.tree.map(lambda *x: jnp.stack(x)[:, 0], *states, transition["final_state"])  # [T + 1, ...]

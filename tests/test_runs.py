@@ -278,6 +278,14 @@ def test_an_interrupt_before_training_starts_ends_at_once_without_a_traceback(sc
     assert process.returncode in (-signal.SIGINT, 130) and process.stderr == ""
 
 
+def test_an_interrupted_evaluation_ends_at_once(script, copied):
+    """At its last moment: when its result is about to be written."""
+    before = contents(copied[0].parent)
+    process = script(f"pqn_ffm.py --evaluate {copied[0]}", patch=strike(signal.SIGINT, "os", "replace", "calls == 1"))
+    assert process.returncode in (-signal.SIGINT, 130) and process.stderr == ""
+    assert {name: data for name, data in contents(copied[0].parent).items() if not name.endswith(".new")} == before
+
+
 def test_a_run_killed_before_its_evaluation_is_written_is_evaluated_when_it_is_resumed(script, finished, copied):
     (copied[1] / "eval.json").unlink()
     process = script(f"pqn_ffm.py --resume {copied[0]}")

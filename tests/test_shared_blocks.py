@@ -70,7 +70,7 @@ LIMITS = {
     "pqn_ffm.py": 670,
     "pqn_frozen_rnn.py": 693,
     "ppo_memorychain.py": 697,
-    "pqn_arcade_cnn.py": 809,
+    "pqn_arcade_cnn.py": 810,
     "ppo_playground.py": 860,
 }
 SHARED = 250
