@@ -117,7 +117,8 @@ class Memory(nn.Module):
             if field.type is bool:
                 self.require(isinstance(value, bool), field.name, "must be True or False")
             if field.type is int:
-                self.require(isinstance(value, Integral) and value > 0, field.name, "must be a positive integer")
+                whole = isinstance(value, Integral) and 0 < value < 2**31
+                self.require(whole, field.name, "must be a positive integer below 2^31")
             if field.type is float:
                 self.require(isinstance(value, Real) and math.isfinite(value), field.name, "must be a finite number")
             if field.name.endswith("_scaling"):

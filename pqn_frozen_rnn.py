@@ -432,7 +432,7 @@ def check_args(args: Args):
     try:
         make_unit(args)
     except ValueError as error:
-        fail(str(error))
+        fail("--" + str(error).partition(": ")[2].replace("features", "hidden_size").replace("_", "-"))
 
 
 # --- shared block: runs ---
@@ -459,7 +459,7 @@ def parse_args() -> tuple[Args, list[Path]]:
         setting, now = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", f"{time.time():.6f}"
         seeds = range(args.seed, args.seed + args.num_seeds)
         return args, [Path(args.run_dir).expanduser() / f"{setting}__{seed}__{now}" for seed in seeds]
-    run = Path(args.evaluate or args.resume).absolute()
+    run = Path(os.path.realpath(args.evaluate or args.resume))  # through a link, to where its other seeds are
     try:
         config = json.loads((run / "config.json").read_text())
         saved, folders = Args(**config["args"]), [run.with_name(name) for name in config["runs"]]
@@ -533,7 +533,13 @@ def main():
         return jax.shard_map(of_device, mesh=mesh, in_specs=jax.P("seeds"), out_specs=jax.P("seeds"), check_vma=False)
 
     init, evaluate = jax.jit(across(train.init)), jax.jit(across(train.evaluate))
+    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0)
     seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
+    like = jax.eval_shape(init, seeds)
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > available:
+        fail(f"--hidden-size, --num-envs or the memory is too large: {size:,} bytes, and here are {available:,}")
 
     def log(scalars: dict[str, np.ndarray]):
         """Scalars [S]; those of episodes only where one has ended."""
@@ -551,7 +557,7 @@ def main():
         for writer in writers:
             writer.flush()
         leaves = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(jax.device_get(state))}
-        saved = {"state": leaves, "update": update, "seconds": seconds, "best": best}
+        saved = {"state": leaves, "update": update, "seconds": seconds, "best": best, "best_update": best_update}
         write(folders[0] / name, serialization.msgpack_serialize(saved))
 
     def evaluation(file: str, **notes):
@@ -575,7 +581,7 @@ def main():
 
     if args.evaluate is not None:
         checkpoint = "best.msgpack" if args.keep_best else "checkpoint.msgpack"
-        state, saved = load(folders[0] / checkpoint, jax.eval_shape(init, seeds).replace(opt_state=None, runner=None))
+        state, saved = load(folders[0] / checkpoint, like.replace(opt_state=None, runner=None))
         step = saved["update"] * steps_per_update
         flags = {name: getattr(args, name) for name in sorted({"env"} | EVALUATE_WITH - {"resume", "evaluate"})}
         evaluation("evaluate.json", **flags)
@@ -598,10 +604,10 @@ def main():
             shutil.rmtree(folder)
         fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
     if list(folders[0].glob("checkpoint.*")):
-        state, saved = load(folders[0] / "checkpoint.msgpack", jax.eval_shape(init, seeds))
-        update, seconds, best = saved["update"], saved["seconds"], saved["best"]
+        state, saved = load(folders[0] / "checkpoint.msgpack", like)
+        update, seconds, best, best_update = (saved.get(x) for x in ("update", "seconds", "best", "best_update"))
     else:
-        state, update, seconds, best = init(seeds), 0, 0.0, -math.inf
+        state, update, seconds, best, best_update = init(seeds), 0, 0.0, -math.inf, -1
     step, done = update * steps_per_update, train.finished(state).all()
     result = folders[-1] / "eval.json"
     if done and result.exists() and len(json.loads(result.read_text())["returns"]) == args.eval_episodes:
@@ -624,15 +630,18 @@ def main():
         for summary in (*hparams(vars(args), ["eval/episodic_return"]), text("flags", table)):
             writers[-1].write_event(Event(step=step, wall_time=time.time(), summary=summary))
     start = time.perf_counter()
-    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0).lower(state).compile()
+    if not jax.config.jax_disable_jit:  # which is then done step by step
+        train_iteration = train_iteration.lower(state).compile()
     compile_seconds = time.perf_counter() - start
     say(f"compile time   {compile_seconds:.1f} s")
 
     start, saved_at, shown_at, mean_return = time.perf_counter() - seconds, -math.inf, -math.inf, math.nan
     while True:
-        if signals or done or time.perf_counter() - saved_at >= args.checkpoint_every:
+        if signals or done or best_update == update or time.perf_counter() - saved_at >= args.checkpoint_every:
             save("checkpoint.msgpack")
             saved_at = time.perf_counter()
+        if best_update == update:  # a run that is killed here does it when it is resumed
+            save("best.msgpack")
         if signals:
             say(f"stopped        go on with --resume {folders[0]}")
             sys.exit(128 + signals[0])
@@ -655,8 +664,7 @@ def main():
             if not done:  # the last agent's is logged by its evaluation
                 log({"eval/episodic_return": returns})
             if args.keep_best and returns.mean() > best:
-                best = float(returns.mean())
-                save("best.msgpack")
+                best, best_update = float(returns.mean()), update
         if now - shown_at > (0.1 if sys.stdout.isatty() else 10) or signals or done:
             shown_at, postfix = now, f"step {step:,}, SPS {sps:,.0f}, return {mean_return:.3f}"
             bar = tqdm.format_meter(update, num_updates, seconds, unit="update", postfix=postfix)

@@ -337,7 +337,7 @@ def test_the_best_agent_survives_a_resume(run, watched, tmp_path, after, better)
     best, update = best_of(watched.runs)
     assert 2 < update < 5
     if better:
-        notes["best"] = best + better
+        notes["best"], notes["best_update"] = best + better, 1
     (runs[0] / "checkpoint.msgpack").write_bytes(pqn_ffm.serialization.msgpack_serialize(notes))
     for file in [*runs[0].glob("best.*"), *(folder / "eval.json" for folder in runs)]:
         file.unlink()
@@ -348,6 +348,29 @@ def test_the_best_agent_survives_a_resume(run, watched, tmp_path, after, better)
     assert written == (not better and update > after)
     assert not written or checkpoint(runs[0], "best.msgpack").update == update
     assert all(points(folder)[EVAL] == points(other)[EVAL] for folder, other in zip(runs, watched.runs, strict=True))
+
+
+@pytest.mark.parametrize("when", ["before best.msgpack is written", "after"])
+def test_the_best_agent_is_of_the_run_that_goes_on_wherever_it_was_killed(run, watched, tmp_path, monkeypatch, when):
+    """Killed at its first best agent, long before a checkpoint is due, and resumed with other flags."""
+    write = pqn_ffm.write
+
+    def killed(file, data):
+        if file.name != "best.msgpack" or when == "after":
+            write(file, data)
+        if file.name == "best.msgpack":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pqn_ffm, "write", killed)
+        start(run, tmp_path, "--eval-every 96 --keep-best --checkpoint-every 1000")
+    runs = sorted(tmp_path.iterdir())
+    assert checkpoint(runs[0]).update == 2 and (runs[0] / "best.msgpack").exists() == (when == "after")
+    # It is not evaluated again while it trains: what is the best then is what was the best before.
+    assert run(f"--resume {runs[0]} --total-timesteps 768 --eval-every 1e6").returncode == 0
+    kept, expected = checkpoint(runs[0], "best.msgpack"), checkpoint(watched.kept, "2").state
+    assert kept.update == 2 and checkpoint(runs[0]).update == 12
+    assert all((kept.state[path] == expected[path]).all() for path in expected)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +394,34 @@ def test_the_best_agent_of_a_run_that_kept_none_is_one_line(run, plain):
     assert_one_line_error(run(f"--evaluate {plain[0]} --keep-best"), "--keep-best", "--eval-every")
     assert_one_line_error(run(f"--resume {plain[0]} --forget"), "--forget")
     assert contents(plain[0].parent) == before
+
+
+# ---------------------------------------------------------------------------------------------------------- without jit
+def test_without_jit_a_run_goes_to_its_end(run, tmp_path, monkeypatch):
+    """JAX_DISABLE_JIT=1 knows no compiling ahead. A state of one number stands for one that takes minutes this way."""
+
+    def simple(args):
+        def init(seed):
+            weights = {"input": {"bias": jnp.zeros(1, jnp.float32)}}
+            return pqn_ffm.TrainState(weights, {}, (), None, jnp.zeros((), jnp.int32), seed)
+
+        def train_iteration(state):
+            return state.replace(update=state.update + 1), {"charts/episodes": jnp.zeros((), jnp.int32)}
+
+        def evaluate(state):
+            returns = jnp.zeros(args.eval_episodes, jnp.float32)
+            return {"returns": returns, "mean_return": returns.mean(), "std_return": returns.std()}
+
+        functions = {"init": init, "train_iteration": train_iteration, "evaluate": evaluate}
+        return SimpleNamespace(finished=lambda state: state.update >= 2, **functions)
+
+    monkeypatch.setattr(pqn_ffm, "make_train", simple)
+    flags = " ".join(f"--{name} {value}" for name, value in (FLAGS | {"total-timesteps": 128}).items())
+    with jax.disable_jit():
+        process = run(f"{flags} --run-dir {tmp_path}")
+    assert process.returncode == 0 and process.stderr == "", process.stderr
+    (folder,) = tmp_path.iterdir()
+    assert checkpoint(folder).update == 2 and read(folder)["environment_steps"] == 128
 
 
 # ------------------------------------------------------------------------------------------------ flags in TensorBoard

@@ -415,10 +415,10 @@ def test_the_settings_of_a_unit_reach_it_and_have_the_same_defaults_trained_and_
         ({"memory": "mlp", "frozen": True}, ["--frozen True:", "mlp"]),
         ({"memory": "gru", "r_min": 0.9}, ["--r-min 0.9:", "gru"]),
         ({"memory": "lru", "trace_size": 4}, ["--trace-size 4:", "lru"]),
-        ({"memory": "ffm", "trace_size": 0}, ["trace_size", "0"]),
-        ({"memory": "lru", "max_phase": 7.0}, ["max_phase", "7.0"]),
-        ({"r_min": 0.9995}, ["r_min", "0.9995", "0.999"]),
-        ({"r_max": 1.5}, ["r_max", "1.5", "at most 1"]),
+        ({"memory": "ffm", "trace_size": 0}, ["--trace-size must", "0"]),
+        ({"memory": "lru", "max_phase": 7.0}, ["--max-phase must", "7.0"]),
+        ({"r_min": 0.9995}, ["--r-min must", "0.9995", "0.999"]),
+        ({"r_max": 1.5}, ["--r-max must", "1.5", "at most 1"]),
     ],
 )
 def test_a_bad_flag_is_one_line(flags, words, capfd):

@@ -563,7 +563,7 @@ def test_a_spelling_that_means_one_task_is_taken(spelling, name):
         ({"memory": "mlp", "frozen": True}, ["--frozen True:", "mlp"]),
         ({"memory": "gru", "r_min": 0.9}, ["--r-min 0.9:", "gru"]),
         ({"memory": "lru", "update_bias": 0.0}, ["--update-bias 0.0:", "lru"]),
-        ({"memory": "lru", "r_min": 0.9995}, ["LRU: r_min", "0.9995", "0.999"]),
+        ({"memory": "lru", "r_min": 0.9995}, ["--r-min must", "0.9995", "0.999"]),
     ],
 )
 def test_a_bad_flag_is_one_line(flags, words, capfd):
@@ -642,6 +642,9 @@ def test_the_film_is_of_the_first_evaluated_episode_in_the_run_folder_and_in_the
     assert (tmp_path / "film.gif").read_bytes() == b"a film"
     (shown,) = EventAccumulator(str(tmp_path)).Reload().Images("eval/film")
     assert shown.encoded_image_string == b"a film" and shown.step == 3 * 64
+    monkeypatch.setattr(scripted.args, "evaluate", "a run")
+    scripted.train.after(state, tmp_path)
+    assert len(filmed) == 1, "an evaluation leaves training's film as it is"
 
 
 def test_a_film_is_not_needed_to_evaluate_a_run(monkeypatch):

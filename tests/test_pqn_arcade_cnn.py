@@ -320,9 +320,9 @@ def test_the_agent_is_that_of_table_1_with_a_cnn_before_it(memory, vector_agent,
         ({"env": "NavigatorEasyEasy"}, ["--env NavigatorEasyEasy"]),
         ({"memory": "mlp", "frozen": True}, ["--frozen True", "mlp"]),
         ({"memory": "gru", "r_min": 0.5}, ["--r-min 0.5", "gru"]),
-        ({"r_min": 0.9999, "r_max": 0.99}, ["r_min", "0.9999", "r_max"]),
-        ({"max_phase": 0.0}, ["max_phase", "0.0", "above 0"]),
-        ({"memory": "ffm", "trace_size": 0}, ["trace_size", "0", "positive"]),
+        ({"r_min": 0.9999, "r_max": 0.99}, ["--r-min must", "0.9999", "r-max"]),
+        ({"max_phase": 0.0}, ["--max-phase must", "0.0", "above 0"]),
+        ({"memory": "ffm", "trace_size": 0}, ["--trace-size must", "0", "positive"]),
         ({"num_envs": 6}, ["--num-envs 6", "4 minibatches"]),
         ({"max_grad_norm": 0.0}, ["--max-grad-norm 0.0", "positive"]),
     ],
@@ -423,3 +423,12 @@ def test_a_run_is_filmed_and_resumes_bit_for_bit(script, tmp_path):
         np.testing.assert_array_equal(one, other)
     assert json.loads((run / "eval.json").read_text())["returns"] == result["returns"]
     assert (run / "film.gif").read_bytes() == film
+
+    # An evaluation leaves all of this as it is, and its film beside it.
+    before = {file: file.read_bytes() for file in run.iterdir()}
+    evaluated = script(f"pqn_arcade_cnn.py --evaluate {run} --forget --eval-episodes 1")
+    assert evaluated.returncode == 0 and evaluated.stderr == "", evaluated.stderr
+    assert {file.name for file in run.iterdir()} == {file.name for file in before} | {"evaluate.json", "evaluate.gif"}
+    assert all(file.read_bytes() == data for file, data in before.items())
+    with Image.open(run / "evaluate.gif") as gif:
+        assert sum(durations(gif)) == 200 * (json.loads((run / "evaluate.json").read_text())["lengths"][0] + 1)

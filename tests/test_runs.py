@@ -294,6 +294,14 @@ def test_an_interrupt_before_training_starts_ends_at_once_without_a_traceback(sc
     assert process.returncode in (-signal.SIGINT, 130) and process.stderr == ""
 
 
+def test_an_interrupted_evaluation_ends_at_once(script, copied):
+    """At its last moment: when its result is about to be written."""
+    before = contents(copied[0].parent)
+    process = script(f"pqn_ffm.py --evaluate {copied[0]}", patch=strike(signal.SIGINT, "os", "replace", "calls == 1"))
+    assert process.returncode in (-signal.SIGINT, 130) and process.stderr == ""
+    assert {name: data for name, data in contents(copied[0].parent).items() if not name.endswith(".new")} == before
+
+
 def test_a_run_killed_before_its_evaluation_is_written_is_evaluated_when_it_is_resumed(script, finished, copied):
     (copied[1] / "eval.json").unlink()
     process = script(f"pqn_ffm.py --resume {copied[0]}")
@@ -367,6 +375,8 @@ def parse(monkeypatch, capfd, command: str):
         ("--num-envs 0", ["--num-envs 0", "positive"]),
         ("--num-steps -3", ["--num-steps -3", "positive"]),
         ("--hidden-size 0", ["--hidden-size 0", "positive"]),
+        ("--trace-size 0", ["--trace-size must", "positive", "not 0"]),
+        ("--context-size 2147483648", ["--context-size must", "2^31", "not 2147483648"]),
         ("--num-seeds 0", ["--num-seeds 0", "positive"]),
         ("--eval-episodes 0", ["--eval-episodes 0", "positive"]),
         ("--total-timesteps 63", ["--total-timesteps 63", "64"]),
@@ -460,6 +470,14 @@ def test_a_moved_run_is_continued_where_it_is(copied, monkeypatch, capfd):
     for run in copied:
         got = parse(monkeypatch, capfd, f"pqn_ffm.py --resume {run.name}")
         assert got.folders == [elsewhere / run.name for run in copied]
+
+
+def test_a_link_to_one_of_several_seeds_is_the_run(copied, tmp_path, monkeypatch, capfd):
+    """As people make a folder of links to the runs that they compare."""
+    (tmp_path / "picked").symlink_to(copied[1])
+    monkeypatch.chdir(tmp_path)
+    for verb in ("resume", "evaluate"):
+        assert parse(monkeypatch, capfd, f"pqn_ffm.py --{verb} picked").folders == copied
 
 
 def test_a_run_of_one_seed_can_be_renamed(copied, tmp_path, monkeypatch, capfd):

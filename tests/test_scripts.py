@@ -91,6 +91,31 @@ def made(name: str, changes: tuple = ()) -> SimpleNamespace:
     return SimpleNamespace(start=functions["init"](jnp.int32(3)), **functions)
 
 
+# --------------------------------------------------------------------------------------------------------------- sizes
+HUGE = [
+    *((name, "--hidden-size 2147483647") for name in ALL),
+    ("pqn_ffm", "--trace-size 2147483647 --context-size 4"),
+    ("pqn_ffm", "--num-envs 2000000000 --num-steps 1 --num-minibatches 1 --total-timesteps 2e9"),
+]
+
+
+@pytest.mark.parametrize("name, flags", HUGE)
+def test_a_run_that_no_memory_holds_is_one_line_before_anything_is_compiled(name, flags, monkeypatch, tmp_path, capfd):
+    module, small = importlib.import_module(name), []
+    for flag, value in ALL[name].items():
+        small += [f"--{flag.replace('_', '-')}", str(value)]
+    monkeypatch.setattr(jax.stages.Traced, "lower", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *small, *flags.split()])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    printed = capfd.readouterr()
+    (line,) = printed.err.splitlines()
+    assert ended.value.code == 2 and printed.out == "" and not any(tmp_path.iterdir())
+    assert line.startswith(f"{name}.py: error: --hidden-size, --num-envs or the memory is too large: ")
+
+
 # -------------------------------------------------------------------------------------------------------------- frozen
 @pytest.mark.parametrize("name, changes, frozen", FROZEN)
 def test_frozen_leaves_stay_bit_for_bit_have_no_optimiser_state_and_everything_else_moves(name, changes, frozen):
