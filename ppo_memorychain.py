@@ -106,6 +106,7 @@ class Args:
     forget: bool = False  # with evaluate: empty the memory at every step, to see what it is worth
     eval_every: float | None = None  # environment steps between two rounds of eval_episodes during training
     keep_best: bool = False  # keep the best of these agents in best.msgpack; with evaluate, it is the one that plays
+    shard_envs: bool = False  # the environments of every seed lie over the devices that its seeds leave
     track: bool = False  # log to Weights & Biases too (pip install wandb; WANDB_PROJECT and WANDB_ENTITY say where)
 
 
@@ -230,6 +231,7 @@ def make_train(args: Args) -> SimpleNamespace:
     """The functions of a run, each of one seed."""
     num_actions, env_reset, env_step = make_env(args)
     agent = Agent(args, num_actions)
+    apply = over_devices(args, agent.apply)
     num_updates = args.total_timesteps // (args.num_envs * args.num_steps)
     gradient_steps = args.update_epochs * args.num_minibatches  # of an update
     learning_rate = optax.linear_schedule(args.learning_rate, args.final_learning_rate, num_updates * gradient_steps)
@@ -239,7 +241,7 @@ def make_train(args: Args) -> SimpleNamespace:
         return args.frozen and path[0].startswith("memory")
 
     def network(params, frozen, carry, obs, reset):
-        return agent.apply({"params": merge(params, frozen)}, carry, obs, reset)
+        return apply({"params": merge(params, frozen)}, carry, obs, reset)
 
     def init_runner(key, num_envs: int) -> Runner:
         obs, env_state = env_reset(jax.random.split(key, num_envs))
@@ -289,11 +291,11 @@ def make_train(args: Args) -> SimpleNamespace:
 
         def at_time_limits():
             """A time limit is not an end: value what was seen last, with the memory as it was before its reset."""
-            led_to = (transitions["carry"], transitions["final_obs"])
-            carry, obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), led_to)  # [T · B, ...]
+            seen = (transitions["carry"], transitions["final_obs"])
+            carry, obs = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), seen)  # [B·T, ...]
             no_reset = jnp.zeros((1, len(obs)), jnp.bool_)
-            _, _, value = network(params, frozen, carry, obs[None], no_reset)  # [1, T · B]
-            return jnp.where(transitions["truncated"], value.reshape(next_value.shape), next_value)
+            _, _, value = network(params, frozen, carry, obs[None], no_reset)  # [1, B·T]
+            return jnp.where(transitions["truncated"], value.reshape(next_value.T.shape).T, next_value)
 
         next_value = jax.lax.cond(transitions["truncated"].any(), at_time_limits, lambda: next_value)
         steps = (transitions[name] for name in ("reward", "terminated", "done", "value"))
@@ -329,14 +331,13 @@ def make_train(args: Args) -> SimpleNamespace:
 
         def minibatch_step(learner, envs):
             params, opt_state = learner
-            carry = jax.tree.map(lambda x: x[envs], state.runner.carry)
-            minibatch = jax.tree.map(lambda x: x[:, envs], (transitions, advantages, returns))  # [T, b, ...]
+            carry = jax.tree.map(lambda x: pick(x, envs, axis=0), state.runner.carry)
+            minibatch = jax.tree.map(lambda x: pick(x, envs, axis=1), (transitions, advantages, returns))  # [T, b, ...]
             grads, losses = jax.grad(loss, has_aux=True)(params, state.frozen, carry, *minibatch)
             updates, opt_state = optimizer.update(grads, opt_state)
             return (optax.apply_updates(params, updates), opt_state), losses | {"grad_norm": optax.tree.norm(grads)}
 
-        shuffle = jax.vmap(lambda key: jax.random.permutation(key, jnp.arange(args.num_envs, dtype=jnp.int32)))
-        minibatches = shuffle(jax.random.split(epoch_key, args.update_epochs)).reshape(gradient_steps, -1)
+        minibatches = shuffle(args, epoch_key)
         before = (state.params, state.opt_state)
         learner, losses = jax.lax.scan(minibatch_step, before, minibatches)
         done = transitions["done"]
@@ -452,6 +453,45 @@ def say(text: str, end: str = "\n"):
         os.write(sys.stdout.fileno(), f"{text}{end}".encode())
 
 
+def over_devices(args: Args, apply):
+    """apply(variables, carry [B, ...], *sequences [T, B, ...]) -> carry, *sequences. With --shard-envs, a device does
+    it for its own environments, and a gradient with respect to the variables is the sum over the devices."""
+    of_carry, of_sequences = jax.P("envs"), jax.P(None, "envs")
+
+    def of_device(variables, carry, sequences):
+        carry, *outputs = apply(variables, carry, *sequences)
+        return carry, outputs
+
+    def apply_on_devices(variables, carry, *sequences):
+        specs = {"in_specs": (jax.P(), of_carry, of_sequences), "out_specs": (of_carry, of_sequences)}
+        function = jax.shard_map(of_device, **specs, axis_names={"envs"}, check_vma=False)
+        carry, outputs = function(variables, carry, sequences)
+        return carry, *outputs
+
+    return lambda *x: (apply_on_devices if args.shard_envs and len(x[2]) > 1 else apply)(*x)  # T = 1: acting
+
+
+def shuffle(args: Args, key):
+    """The environments of each minibatch [G, b], of all epochs: b of each of G groups of neighbours.
+
+    G = 1: any environments; but with --shard-envs, G is a minibatch's size, and it has one of each group: as many from
+    every device, and the same ones on any number of devices.
+    """
+    groups = args.num_envs // args.num_minibatches if args.shard_envs else 1
+    envs = jnp.tile(jnp.arange(args.num_envs // groups, dtype=jnp.int32), (groups, 1))  # [G, B / G]
+    permute = jax.vmap(lambda key: jax.random.permutation(key, envs, axis=1, independent=True))
+    order = permute(jax.random.split(key, args.update_epochs))  # [update_epochs, G, B / G]
+    order = order.reshape(args.update_epochs, groups, args.num_minibatches, -1).swapaxes(1, 2)
+    return order.reshape(-1, groups, order.shape[-1])
+
+
+def pick(x, envs, axis: int):
+    """The environments [G, b] of x, which has all of them along `axis`, as b · G."""
+    groups = x.reshape(*x.shape[:axis], len(envs), -1, *x.shape[axis + 1 :])
+    picked = jax.vmap(functools.partial(jnp.take, axis=axis, mode="clip"), (axis, 0), axis)(groups, envs)
+    return picked.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
+
+
 def parse_args() -> tuple[Args, list[Path]]:
     """The flags, and a run folder for each seed. A run that is resumed or evaluated keeps its flags."""
     os.environ["COLUMNS"] = str(max(60, shutil.get_terminal_size().columns))  # tyro hangs in a terminal of one column
@@ -529,15 +569,21 @@ def main():
     train, steps_per_update, writers, tracked, signals = make_train(args), args.num_envs * args.num_steps, [], [], []
     num_updates = args.total_timesteps // steps_per_update
     num_devices = math.gcd(len(devices), args.num_seeds)
-    mesh = jax.sharding.Mesh(devices[:num_devices], ("seeds",))
+    of_envs, in_minibatch = len(devices) // num_devices if args.shard_envs else 1, args.num_envs // args.num_minibatches
+    if in_minibatch % of_envs:
+        fail(f"--shard-envs: {of_envs} devices cannot share the {in_minibatch} environments of a minibatch evenly")
+    num_devices *= of_envs
+    mesh = jax.sharding.Mesh(np.reshape(devices[:num_devices], (-1, of_envs)), ("seeds", "envs"))
+    of_seed, of_runner = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (["seeds"], ["seeds", "envs"]))
+    layout = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, of_seed)).replace(runner=of_runner)
 
     def across(function):
         """The function of one seed for [S]: seeds lie over the devices, and take turns on a CPU."""
         of_device = functools.partial(jax.lax.map, function) if jax.default_backend() == "cpu" else jax.vmap(function)
-        return jax.shard_map(of_device, mesh=mesh, in_specs=jax.P("seeds"), out_specs=jax.P("seeds"), check_vma=False)
+        specs = {"in_specs": jax.P("seeds"), "out_specs": jax.P("seeds")}
+        return jax.shard_map(of_device, mesh=mesh, **specs, axis_names={"seeds"}, check_vma=False)
 
-    init, evaluate = jax.jit(across(train.init)), jax.jit(across(train.evaluate))
-    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0)
+    init, evaluate = jax.jit(across(train.init), out_shardings=layout), jax.jit(across(train.evaluate))
     seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
     like = jax.eval_shape(init, seeds)
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
@@ -623,6 +669,7 @@ def main():
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)
     say(f"devices        {num_devices} of {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
+    say(f"of a device    {args.num_seeds // mesh.shape['seeds']} seeds, {args.num_envs // of_envs} environments each")
     say(parameter_table(parameters))
     table = "\n".join(["|flag|value|", "|-|-|", *(f"|{name}|{value}|" for name, value in vars(args).items())])
     for folder in folders:
@@ -634,6 +681,8 @@ def main():
         for summary in (*hparams(vars(args), ["eval/episodic_return"]), text("flags", table)):
             writers[-1].write_event(Event(step=step, wall_time=time.time(), summary=summary))
     start = time.perf_counter()
+    shardings = {"in_shardings": (layout,), "out_shardings": (layout, of_seed)}
+    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0, **shardings)
     if not jax.config.jax_disable_jit:  # which is then done step by step
         train_iteration = train_iteration.lower(state).compile()
     compile_seconds = time.perf_counter() - start
