@@ -30,7 +30,6 @@ from typing import Any, Literal
 
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"{os.getenv('XDG_CACHE_HOME', '~/.cache')}/jax"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # compiled programs are kept, and loaded without a page of warnings
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion=true")  # faster on CPUs
 
 import flax
 import flax.linen as nn

@@ -3,7 +3,6 @@
 The devices are those that XLA makes of one CPU.
 """
 
-import os
 import re
 import signal
 from pathlib import Path
@@ -28,7 +27,7 @@ def command(name: str, **changes) -> str:
 
 def devices(number: int, dump: Path | None = None) -> dict[str, str]:
     """The environment that makes so many of a CPU, and in which XLA writes the programs that it makes into a folder."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={number}"
+    flags = f"--xla_force_host_platform_device_count={number}"
     if dump is None:
         return {"XLA_FLAGS": flags}
     cache = {"JAX_COMPILATION_CACHE_DIR": str(dump / "cache")}  # a program that is loaded is not written

@@ -188,7 +188,7 @@ def test_a_fork_is_one_file_and_memory_and_a_seed_among_several_is_the_seed_alon
 
 def test_seeds_on_devices_of_their_own_are_those_of_one_device(script, finished, tmp_path):
     """Bit for bit: each device runs the program of one seed, as a CPU does with one seed after the other."""
-    env = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     process = script(f"{SMALL} --seed 7 --num-seeds 2 --checkpoint-every 1000 --run-dir two", env=env)
     assert process.returncode == 0 and "2 of 4" in process.stdout, process.stderr
     assert_same_run(sorted((tmp_path / "two").iterdir()), finished.runs)
