@@ -723,6 +723,8 @@ def write_config(args: Args, folders: list[Path], parameters: dict):
 
 
 def main():
+    if jax.config.jax_disable_jit:
+        fail("JAX_DISABLE_JIT: an update is one compiled program; jax.debug.print shows what happens in it")
     try:
         devices = jax.devices()
     except (AssertionError, RuntimeError):
@@ -846,8 +848,7 @@ def main():
     start = time.perf_counter()
     shardings = {"in_shardings": (layout,), "out_shardings": (layout, of_seed)}
     train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0, **shardings)
-    if not jax.config.jax_disable_jit:  # which is then done step by step
-        train_iteration = train_iteration.lower(state).compile()
+    train_iteration = train_iteration.lower(state).compile()
     compile_seconds = time.perf_counter() - start
     say(f"compile time   {compile_seconds:.1f} s")
 

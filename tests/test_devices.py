@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import strike
 from test_runs import assert_one_line_error, checkpoint, points
-from test_scripts import ALL, LONG
+from test_scripts import ALL
 
 # On a CPU the arcade's pictures are drawn one environment after the other, by every device for all: not on a GPU.
 DRAWS_IN_TURN = "pqn_arcade_cnn"
@@ -34,7 +34,10 @@ def devices(number: int, dump: Path | None = None) -> dict[str, str]:
     return cache | {"XLA_FLAGS": f"{flags} --xla_dump_to={dump} --xla_dump_hlo_as_text"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in ALL])
+ONE_QUICK = [pytest.param(name, marks=[pytest.mark.slow] * (name != "pqn_ffm")) for name in ALL]
+
+
+@pytest.mark.parametrize("name", ONE_QUICK)
 def test_a_run_whose_environments_lie_over_devices_is_that_of_one(script, tmp_path, name):
     """It is stopped on four devices, two for the seeds and two for their environments, and goes on on two."""
     alone = script(f"{command(name)} --run-dir alone", env=devices(1))

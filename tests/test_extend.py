@@ -396,34 +396,6 @@ def test_the_best_agent_of_a_run_that_kept_none_is_one_line(run, plain):
     assert contents(plain[0].parent) == before
 
 
-# ---------------------------------------------------------------------------------------------------------- without jit
-def test_without_jit_a_run_goes_to_its_end(run, tmp_path, monkeypatch):
-    """JAX_DISABLE_JIT=1 knows no compiling ahead. A state of one number stands for one that takes minutes this way."""
-
-    def simple(args):
-        def init(seed):
-            weights = {"input": {"bias": jnp.zeros(1, jnp.float32)}}
-            return pqn_ffm.TrainState(weights, {}, (), None, jnp.zeros((), jnp.int32), seed)
-
-        def train_iteration(state):
-            return state.replace(update=state.update + 1), {"charts/episodes": jnp.zeros((), jnp.int32)}
-
-        def evaluate(state):
-            returns = jnp.zeros(args.eval_episodes, jnp.float32)
-            return {"returns": returns, "mean_return": returns.mean(), "std_return": returns.std()}
-
-        functions = {"init": init, "train_iteration": train_iteration, "evaluate": evaluate}
-        return SimpleNamespace(finished=lambda state: state.update >= 2, **functions)
-
-    monkeypatch.setattr(pqn_ffm, "make_train", simple)
-    flags = " ".join(f"--{name} {value}" for name, value in (FLAGS | {"total-timesteps": 128}).items())
-    with jax.disable_jit():
-        process = run(f"{flags} --run-dir {tmp_path}")
-    assert process.returncode == 0 and process.stderr == "", process.stderr
-    (folder,) = tmp_path.iterdir()
-    assert checkpoint(folder).update == 2 and read(folder)["environment_steps"] == 128
-
-
 # ------------------------------------------------------------------------------------------------ flags in TensorBoard
 def test_tensorboard_has_the_flags_as_hyperparameters_and_as_a_table(extended):
     """The table is shown at the step of each start; of hyperparameters TensorBoard keeps those of the first one."""

@@ -654,6 +654,12 @@ def test_a_run_dir_that_cannot_be_is_one_line(script, tmp_path):
     assert process.stdout == "" and os.listdir(tmp_path) == ["file"]
 
 
+def test_without_jit_nothing_is_started(script, tmp_path):
+    process = script(f"{SMALL} --run-dir runs", env={"JAX_DISABLE_JIT": "1"})
+    assert_one_line_error(process, "JAX_DISABLE_JIT", "jax.debug.print")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_platform_that_is_not_there_is_one_line(script, tmp_path):
     process = script(SMALL, env={"JAX_PLATFORMS": "cuda"})
     assert_one_line_error(process, "cuda", "JAX_PLATFORMS", "cpu")
