@@ -328,7 +328,7 @@ def make_train(args: Args) -> SimpleNamespace:
     """The functions of a run, each of one seed."""
     action_size, env_reset, env_step = make_env(args)
     agent = Agent(args, action_size)
-    apply = over_devices(args, agent.apply)
+    apply = over_devices(agent.apply) if args.shard_envs else agent.apply
     num_updates = args.total_timesteps // (args.num_envs * args.num_steps)
     gradient_steps = args.update_epochs * args.num_minibatches  # of an update
     learning_rate = optax.linear_schedule(args.learning_rate, args.final_learning_rate, num_updates * gradient_steps)
@@ -616,30 +616,29 @@ def say(text: str, end: str = "\n"):
         os.write(sys.stdout.fileno(), f"{text}{end}".encode())
 
 
-def over_devices(args: Args, apply):
-    """apply(variables, carry [B, ...], *sequences [T, B, ...]) -> carry, *sequences. With --shard-envs, a device does
-    it for its own environments, and a gradient with respect to the variables is the sum over the devices."""
+def over_devices(apply):
+    """apply(variables, carry [B, ...], *sequences [T, B, ...]) -> carry, *sequences, for --shard-envs: a device does it
+    for its own environments, and a gradient with respect to the variables is the sum over the devices."""
     of_carry, of_sequences = jax.P("envs"), jax.P(None, "envs")
+    specs = {"in_specs": (jax.P(), of_carry, of_sequences), "out_specs": (of_carry, of_sequences)}
 
     def of_device(variables, carry, sequences):
         carry, *outputs = apply(variables, carry, *sequences)
         return carry, outputs
 
     def apply_on_devices(variables, carry, *sequences):
-        specs = {"in_specs": (jax.P(), of_carry, of_sequences), "out_specs": (of_carry, of_sequences)}
+        if len(sequences[0]) == 1:  # acting, which needs no such help, also with a batch that devices cannot share
+            return apply(variables, carry, *sequences)
         function = jax.shard_map(of_device, **specs, axis_names={"envs"}, check_vma=False)
         carry, outputs = function(variables, carry, sequences)
         return carry, *outputs
 
-    return lambda *x: (apply_on_devices if args.shard_envs and len(x[2]) > 1 else apply)(*x)  # T = 1: acting
+    return apply_on_devices
 
 
 def shuffle(args: Args, key):
-    """The environments of each minibatch [G, b], of all epochs: b of each of G groups of neighbours.
-
-    G = 1: any environments; but with --shard-envs, G is a minibatch's size, and it has one of each group: as many from
-    every device, and the same ones on any number of devices.
-    """
+    """The environments [G, b] of each minibatch of all epochs: b of each of G groups of neighbours. G is 1; with
+    --shard-envs, a minibatch's size: as many from every device, and the same ones on any number of devices."""
     groups = args.num_envs // args.num_minibatches if args.shard_envs else 1
     envs = jnp.tile(jnp.arange(args.num_envs // groups, dtype=jnp.int32), (groups, 1))  # [G, B / G]
     permute = jax.vmap(lambda key: jax.random.permutation(key, envs, axis=1, independent=True))
@@ -734,12 +733,14 @@ def main():
     train, steps_per_update, writers, tracked, signals = make_train(args), args.num_envs * args.num_steps, [], [], []
     num_updates = args.total_timesteps // steps_per_update
     num_devices = math.gcd(len(devices), args.num_seeds)
-    of_envs, in_minibatch = len(devices) // num_devices if args.shard_envs else 1, args.num_envs // args.num_minibatches
-    if in_minibatch % of_envs:
-        fail(f"--shard-envs: {of_envs} devices cannot share the {in_minibatch} environments of a minibatch evenly")
+    in_minibatch = args.num_envs // args.num_minibatches
+    if args.shard_envs and in_minibatch == 1:
+        fail("--shard-envs True: a minibatch has one environment, which devices cannot share; fewer --num-minibatches")
+    of_envs = math.gcd(len(devices) // num_devices, in_minibatch) if args.shard_envs else 1
     num_devices *= of_envs
     mesh = jax.sharding.Mesh(np.reshape(devices[:num_devices], (-1, of_envs)), ("seeds", "envs"))
-    of_seed, of_runner = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (["seeds"], ["seeds", "envs"]))
+    of_seed = jax.NamedSharding(mesh, jax.P("seeds"))
+    of_runner = jax.NamedSharding(mesh, jax.P("seeds", "envs"))
     layout = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, of_seed)).replace(runner=of_runner)
 
     def across(function):
@@ -847,8 +848,7 @@ def main():
             writers[-1].write_event(Event(step=step, wall_time=time.time(), summary=summary))
     start = time.perf_counter()
     shardings = {"in_shardings": (layout,), "out_shardings": (layout, of_seed)}
-    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0, **shardings)
-    train_iteration = train_iteration.lower(state).compile()
+    train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0, **shardings).lower(state).compile()
     compile_seconds = time.perf_counter() - start
     say(f"compile time   {compile_seconds:.1f} s")
 

@@ -31,7 +31,7 @@ WIDTH, ROUNDS = 256, 15
 
 
 class Environment:
-    """Ours, without what the peer does not know."""
+    """Ours, without what the peer does not know. All are equal: it is a part of what the peer compiles for."""
 
     def __init__(self, name: str):
         self.env, self.params = popjym.make(name)

@@ -73,7 +73,14 @@ def test_a_run_whose_environments_lie_over_devices_is_that_of_one(script, tmp_pa
         assert {kind for _, kind in found} == {"all-reduce"} and len(large) == 1, found
 
 
-def test_a_minibatch_that_devices_cannot_share_is_one_line(script, tmp_path):
-    process = script(f"{command('pqn_ffm', num_minibatches=4)} --run-dir runs", env=devices(4))
-    assert_one_line_error(process, "--shard-envs", "2 devices", "1 environments of a minibatch")
-    assert not (tmp_path / "runs").exists()
+def test_devices_that_cannot_share_a_minibatch_are_left_out_and_one_environment_cannot_be_shared(script, tmp_path):
+    """Six devices: two for the seeds, and of three for the four environments of a minibatch, one."""
+    process = script(f"{command('pqn_ffm', num_envs=8)} --run-dir runs", env=devices(6))
+    assert process.returncode == 0 and "2 of 6" in process.stdout and "1 seeds, 8 env" in process.stdout, process.stderr
+    run, _ = sorted((tmp_path / "runs").iterdir())
+    evaluated = script(f"pqn_ffm.py --evaluate {run}", env=devices(3))
+    assert evaluated.returncode == 0 and "evaluation" in evaluated.stdout, evaluated.stderr
+
+    process = script(f"{command('pqn_ffm', num_minibatches=4)} --run-dir none", env=devices(4))
+    assert_one_line_error(process, "--shard-envs True", "one environment", "--num-minibatches")
+    assert not (tmp_path / "none").exists()
