@@ -44,6 +44,8 @@ import numpy as np
 import optax
 import tyro
 from flax import serialization, struct
+from jax.experimental.multihost_utils import process_allgather
+from jax.extend.backend import clear_backends
 from jax.tree_util import keystr
 from PIL import Image
 from tensorboardX.event_file_writer import EventsWriter
@@ -55,6 +57,7 @@ from tqdm import tqdm
 try:
     import mujoco
     from mujoco import mjx
+    from mujoco.mjx._src import io as mjx_io
     from mujoco.rendering.classic import gl_context
     from mujoco_playground import State, dm_control_suite
 except RuntimeError as error:  # mujoco reads MUJOCO_GL when it is imported
@@ -64,6 +67,8 @@ except RuntimeError as error:  # mujoco reads MUJOCO_GL when it is imported
 from memory import UNITS, count_parameters, describe_units, merge, parameter_table, partition, rows
 
 jax.config.update("jax_default_matmul_precision", "highest")  # TF32 on GPUs changes results
+# MJX's own choice is the first device of all processes, which may be another one's (--distributed).
+mjx_io._resolve_device = lambda impl: jax.local_devices()[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
@@ -119,6 +124,7 @@ class Args:
     eval_every: float | None = None  # environment steps between two rounds of eval_episodes during training
     keep_best: bool = False  # keep the best of these agents in best.msgpack; with evaluate, it is the one that plays
     shard_envs: bool = False  # the environments of every seed lie over the devices that its seeds leave
+    distributed: bool = False  # one of several processes, started by Slurm, MPI or Kubernetes, that are one run
     track: bool = False  # log to Weights & Biases too (pip install wandb; WANDB_PROJECT and WANDB_ENTITY say where)
 
 
@@ -607,13 +613,16 @@ def check_args(args: Args):
 def fail(message: str, code: int = 2):
     """Ends the program with one line on stderr."""
     print(f"{Path(__file__).name}: error: {' '.join(message.split())}", file=sys.stderr)
+    if code == 1 and jax.distributed.is_initialized():
+        os._exit(code)  # an orderly end would wait for the other processes, which end when this one has
     sys.exit(code)
 
 
 def say(text: str, end: str = "\n"):
     """Prints. A closed pipe or a full disk behind stdout ends the printing, and not the training."""
     with contextlib.suppress(OSError):
-        os.write(sys.stdout.fileno(), f"{text}{end}".encode())
+        if jax.process_index() == 0:  # which speaks for all processes
+            os.write(sys.stdout.fileno(), f"{text}{end}".encode())
 
 
 def over_devices(apply):
@@ -662,7 +671,9 @@ def parse_args() -> tuple[Args, list[Path]]:
     args = tyro.cli(Args)
     if args.resume is None and args.evaluate is None:
         check_args(args)
-        setting, now = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}", f"{time.time():.6f}"
+        setting = f"{args.env}__{args.exp_name}__{args.memory}{'-frozen' * args.frozen}"
+        now = np.array(divmod(time.time_ns() // 1000, 1_000_000), np.int32)
+        now = "{}.{:06}".format(*process_allgather(now, tiled=True)[:2])  # process 0's, in all of them
         seeds = range(args.seed, args.seed + args.num_seeds)
         return args, [Path(args.run_dir).expanduser() / f"{setting}__{seed}__{now}" for seed in seeds]
     run = Path(os.path.realpath(args.evaluate or args.resume))  # through a link, to where its other seeds are
@@ -673,6 +684,7 @@ def parse_args() -> tuple[Args, list[Path]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"{run} holds no run that this version of the script has written: {error!r}")
     saved.keep_best &= args.evaluate is None  # the last agent plays, unless the best one is asked for
+    saved.distributed = args.distributed  # it goes on in any number of processes
     args = tyro.cli(Args, default=saved)
     for name, value in vars(saved).items():
         if getattr(args, name) != value and name not in (CHANGEABLE if args.evaluate is None else EVALUATE_WITH):
@@ -710,37 +722,47 @@ def load(file: Path, like) -> tuple[Any, dict]:
     return fail(f"{file.parent} holds no whole checkpoint")
 
 
-def write_config(args: Args, folders: list[Path], parameters: dict):
-    """What a run is, in each of its folders."""
+def write_config(args: Args, folders: list[Path], own: list[int], parameters: dict):
+    """What a run is, in each of the folders that this process keeps."""
     git = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     config = {"script": Path(__file__).stem, "args": vars(args) | {"resume": None}, "parameters": parameters}
     config["versions"] = {package.__name__: package.__version__ for package in (jax, flax, optax, np)}
     config |= {"git_commit": commit, "generator": jax.config.jax_default_prng_impl, "runs": [f.name for f in folders]}
-    for i, folder in enumerate(folders):
-        write(folder / "config.json", json.dumps(config | {"seed": args.seed + i}, indent=1).encode())
+    for i in own:
+        write(folders[i] / "config.json", json.dumps(config | {"seed": args.seed + i}, indent=1).encode())
 
 
 def main():
     if jax.config.jax_disable_jit:
         fail("JAX_DISABLE_JIT: an update is one compiled program; jax.debug.print shows what happens in it")
+    if "--distributed" in sys.argv:  # before anything touches a device
+        jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is answered below
+        clear_backends()  # some packages make arrays when they are imported
+        try:
+            jax.distributed.initialize(heartbeat_timeout_seconds=30, shutdown_timeout_seconds=10)
+        except (ValueError, RuntimeError) as error:
+            fail(f"--distributed True: no cluster that JAX knows has started this process: {error}")
     try:
-        devices = jax.devices()
+        devices = np.reshape(jax.devices(), (jax.process_count(), -1))  # [processes, devices of each]
     except (AssertionError, RuntimeError):
         jax.config.update("jax_platforms", "")
         fail(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: there is none here, but {jax.devices()[0].platform}")
     args, folders = parse_args()
-    train, steps_per_update, writers, tracked, signals = make_train(args), args.num_envs * args.num_steps, [], [], []
+    train, steps_per_update, writers, tracked, signals = make_train(args), args.num_envs * args.num_steps, {}, {}, []
     num_updates = args.total_timesteps // steps_per_update
-    num_devices = math.gcd(len(devices), args.num_seeds)
-    in_minibatch = args.num_envs // args.num_minibatches
+    rows, in_minibatch = math.gcd(devices.size, args.num_seeds), args.num_envs // args.num_minibatches
     if args.shard_envs and in_minibatch == 1:
         fail("--shard-envs True: a minibatch has one environment, which devices cannot share; fewer --num-minibatches")
-    of_envs = math.gcd(len(devices) // num_devices, in_minibatch) if args.shard_envs else 1
-    num_devices *= of_envs
-    mesh = jax.sharding.Mesh(np.reshape(devices[:num_devices], (-1, of_envs)), ("seeds", "envs"))
-    of_seed = jax.NamedSharding(mesh, jax.P("seeds"))
-    of_runner = jax.NamedSharding(mesh, jax.P("seeds", "envs"))
+    columns = math.gcd(devices.size // rows, in_minibatch) if args.shard_envs else 1
+    used, left = divmod(rows * columns, len(devices))  # of each process
+    if left:
+        fail(f"--distributed True: {len(devices)} processes cannot share --num-seeds {args.num_seeds} evenly")
+    mesh = jax.sharding.Mesh(devices[:, :used].reshape(rows, columns), ("seeds", "envs"))
+    of_seed, of_runner = jax.NamedSharding(mesh, jax.P("seeds")), jax.NamedSharding(mesh, jax.P("seeds", "envs"))
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    keepers = [mesh.devices[i * rows // args.num_seeds, 0].process_index for i in range(args.num_seeds)]
+    own = [i for i, process in enumerate(keepers) if process == jax.process_index()]  # seeds whose folders it keeps
     layout = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, of_seed)).replace(runner=of_runner)
 
     def across(function):
@@ -749,8 +771,10 @@ def main():
         specs = {"in_specs": jax.P("seeds"), "out_specs": jax.P("seeds")}
         return jax.shard_map(of_device, mesh=mesh, **specs, axis_names={"seeds"}, check_vma=False)
 
-    init, evaluate = jax.jit(across(train.init), out_shardings=layout), jax.jit(across(train.evaluate))
-    seeds = jnp.arange(args.seed, args.seed + args.num_seeds, dtype=jnp.int32)  # from here on, leaves are [S, ...]
+    init = jax.jit(across(train.init), out_shardings=layout)
+    evaluate = jax.jit(across(train.evaluate), out_shardings=everywhere)
+    all_finished = jax.jit(lambda state: train.finished(state).all(), out_shardings=everywhere)
+    seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)  # from here on, leaves are [S, ...]
     like = jax.eval_shape(init, seeds)
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -759,22 +783,24 @@ def main():
 
     def log(scalars: dict[str, np.ndarray]):
         """Scalars [S]; those of episodes only where one has ended."""
-        for i, writer in enumerate(writers):
-            own = {tag: float(values[i]) for tag, values in scalars.items()}
-            if own.get("charts/episodes") == 0:
-                own = {tag: value for tag, value in own.items() if not tag.startswith("charts/episodic")}
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in own.items()])
+        for i, writer in writers.items():
+            values = {tag: float(value[i]) for tag, value in scalars.items()}
+            if values.get("charts/episodes") == 0:
+                values = {tag: value for tag, value in values.items() if not tag.startswith("charts/episodic")}
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
             writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
             if tracked:
-                tracked[i].log(own, step=step)
+                tracked[i].log(values, step=step)
 
     def save(name: str):
         """The state as {".params['memory_0']['alpha']": array, …}."""
-        for writer in writers:
+        for writer in writers.values():
             writer.flush()
-        leaves = {keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(jax.device_get(state))}
-        saved = {"state": leaves, "update": update, "seconds": seconds, "best": best, "best_update": best_update}
-        write(folders[0] / name, serialization.msgpack_serialize(saved))
+        leaves = jax.tree.leaves_with_path(process_allgather(state, tiled=True))
+        saved = {"state": {keystr(path): leaf for path, leaf in leaves}, "update": update, "seconds": seconds}
+        saved |= {"best": best, "best_update": best_update}
+        if 0 in own:
+            write(folders[0] / name, serialization.msgpack_serialize(saved))
 
     def evaluation(file: str, **notes):
         """Each seed's greedy episodes, into its folder."""
@@ -782,13 +808,14 @@ def main():
         log({"eval/episodic_return": results["mean_return"]})
         for folder, mean, std in zip(folders, results["mean_return"], results["std_return"], strict=True):
             say(f"evaluation     return {mean:.3f} ± {std:.3f}  {folder}")
-        for i, folder in enumerate(folders):
+        agents = process_allgather(state.replace(opt_state=None, runner=None), tiled=True)
+        for i in own:
             result = {name: values[i].tolist() for name, values in results.items()} | {"environment_steps": step}
-            write(folder / file, json.dumps(result | notes, indent=1).encode())
+            write(folders[i] / file, json.dumps(result | notes, indent=1).encode())
             if hasattr(train, "after"):  # where episodes are filmed
-                train.after(jax.tree.map(lambda x, i=i: x[i], state), folder)
-            if tracked and (folder / "film.gif").exists():
-                tracked[i].log({"eval/film": importlib.import_module("wandb").Video(f"{folder}/film.gif")}, step=step)
+                train.after(jax.tree.map(lambda x, i=i: x[i], agents), folders[i])
+            if tracked and (film := folders[i] / "film.gif").exists():
+                tracked[i].log({"eval/film": importlib.import_module("wandb").Video(str(film))}, step=step)
 
     def stop(number, _):
         signals.append(number)
@@ -798,76 +825,88 @@ def main():
     if args.evaluate is not None:
         checkpoint = "best.msgpack" if args.keep_best else "checkpoint.msgpack"
         state, saved = load(folders[0] / checkpoint, like.replace(opt_state=None, runner=None))
+        state = jax.device_put(state, layout)
         step = saved["update"] * steps_per_update
         flags = {name: getattr(args, name) for name in sorted({"env"} | EVALUATE_WITH - {"resume", "evaluate"})}
         evaluation("evaluate.json", **flags)
         return
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=args.resume is not None)
-    lock = os.open(folders[0] / "lock", os.O_CREAT | os.O_RDWR)  # let go when this process ends, however it ends
+    for i in own:
+        folders[i].mkdir(parents=True, exist_ok=args.resume is not None)
+    locked = True
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if 0 in own:
+            lock = os.open(folders[0] / "lock", os.O_CREAT | os.O_RDWR)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it ends
     except BlockingIOError:
-        fail(f"--resume {args.resume}: another process is training this run")
+        locked = False
     except OSError as error:
         say(f"no lock        two processes could train this run at once: {error}")
+    if not process_allgather(np.array([locked]), tiled=True).all():
+        fail(f"--resume {args.resume}: another process is training this run")
     try:
-        for folder in folders if args.track else []:
-            names = {"name": folder.name, "id": folder.name, "config": vars(args)}
-            tracked.append(importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new"))
+        for i in own if args.track else []:
+            names = {"name": folders[i].name, "id": folders[i].name, "config": vars(args)}
+            tracked[i] = importlib.import_module("wandb").init(**names, resume="allow", reinit="create_new")
     except Exception as error:
-        for folder in folders if args.resume is None else []:
-            shutil.rmtree(folder)
+        for i in own if args.resume is None else []:
+            shutil.rmtree(folders[i])
         fail(f"--track: {error} (WANDB_MODE=offline needs no server)")
     if list(folders[0].glob("checkpoint.*")):
         state, saved = load(folders[0] / "checkpoint.msgpack", like)
+        state = jax.device_put(state, layout)
         update, seconds, best, best_update = (saved.get(x) for x in ("update", "seconds", "best", "best_update"))
     else:
         state, update, seconds, best, best_update = init(seeds), 0, 0.0, -math.inf, -1
-    step, done = update * steps_per_update, train.finished(state).all()
+    step, done = update * steps_per_update, bool(all_finished(state))
     result = folders[-1] / "eval.json"
     if done and result.exists() and len(json.loads(result.read_text())["returns"]) == args.eval_episodes:
         say(f"finished       {folders[-1]}")
         return
-    parameters = count_parameters(*jax.tree.map(lambda x: x[0], (state.params, state.frozen)))
-    write_config(args, folders, parameters)
+    of_one = jax.eval_shape(train.init, seeds[0])
+    parameters = count_parameters(of_one.params, of_one.frozen)
+    write_config(args, folders, own, parameters)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)
-    say(f"devices        {num_devices} of {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
-    say(f"of a device    {args.num_seeds // mesh.shape['seeds']} seeds, {args.num_envs // of_envs} environments each")
+    first = devices[0, 0]
+    say(f"devices        {mesh.size} of {devices.size} x {first.device_kind} ({first.platform})")
+    say(f"processes      {len(devices)}")
+    say(f"of a device    {args.num_seeds // rows} seeds, {args.num_envs // columns} environments each")
     say(parameter_table(parameters))
     table = "\n".join(["|flag|value|", "|-|-|", *(f"|{name}|{value}|" for name, value in vars(args).items())])
-    for folder in folders:
-        say(f"run folder     {folder}")
-        (folder / "eval.json").unlink(missing_ok=True)  # a run with one has finished, and this one goes on
-        writers.append(EventsWriter(str(folder / "events"), filename_suffix=f".{update}"))
+    say("\n".join(f"run folder     {folder}" for folder in folders))
+    for i in own:
+        (folders[i] / "eval.json").unlink(missing_ok=True)  # a run with one has finished, and this one goes on
+        writers[i] = EventsWriter(str(folders[i] / "events"), filename_suffix=f".{update}")
         restart = SessionLog(status=SessionLog.START)  # readers drop what was logged after the last checkpoint
-        writers[-1].write_event(Event(step=step + (update > 0), wall_time=time.time(), session_log=restart))
+        writers[i].write_event(Event(step=step + (update > 0), wall_time=time.time(), session_log=restart))
         for summary in (*hparams(vars(args), ["eval/episodic_return"]), text("flags", table)):
-            writers[-1].write_event(Event(step=step, wall_time=time.time(), summary=summary))
+            writers[i].write_event(Event(step=step, wall_time=time.time(), summary=summary))
     start = time.perf_counter()
-    shardings = {"in_shardings": (layout,), "out_shardings": (layout, of_seed)}
+    shardings = {"in_shardings": (layout,), "out_shardings": (layout, everywhere)}
     train_iteration = jax.jit(across(train.train_iteration), donate_argnums=0, **shardings).lower(state).compile()
     compile_seconds = time.perf_counter() - start
     say(f"compile time   {compile_seconds:.1f} s")
 
     start, saved_at, shown_at, mean_return = time.perf_counter() - seconds, -math.inf, -math.inf, math.nan
     while True:
-        if signals or done or best_update == update or time.perf_counter() - saved_at >= args.checkpoint_every:
+        due = time.perf_counter() - saved_at >= args.checkpoint_every
+        wishes = np.array([signals[0] if signals else 0, due], np.int32)
+        number, due = process_allgather(wishes[None], tiled=True).max(0).tolist()  # processes stop and save together
+        if number or due or done or best_update == update:
             save("checkpoint.msgpack")
             saved_at = time.perf_counter()
         if best_update == update:  # a run that is killed here does it when it is resumed
             save("best.msgpack")
-        if signals:
+        if number:
             say(f"stopped        go on with --resume {folders[0]}")
-            sys.exit(128 + signals[0])
+            sys.exit(128 + number)
         if done:
             break
         state, metrics = train_iteration(state)
         while not metrics["charts/episodes"].is_ready():
             time.sleep(0.001)  # signals are answered here
-        metrics, done, now = jax.device_get(metrics), train.finished(state).all(), time.perf_counter()
+        metrics, done, now = jax.device_get(metrics), bool(all_finished(state)), time.perf_counter()
         update, step, seconds = update + 1, step + steps_per_update, now - start
         for name, values in metrics.items():
             if name.startswith("losses/") and not np.isfinite(values).all():
@@ -887,7 +926,7 @@ def main():
             bar = tqdm.format_meter(update, num_updates, seconds, unit="update", postfix=postfix)
             say(bar, end="\r" if sys.stdout.isatty() and not done else "\n")
     evaluation("eval.json", train_seconds=seconds, compile_seconds=compile_seconds, SPS=step * args.num_seeds / seconds)
-    for writer in writers:
+    for writer in writers.values():
         writer.close()
 
 
@@ -900,3 +939,10 @@ if __name__ == "__main__":
         main()
     except OSError as error:
         fail(f"cannot read or write: {error}", code=1)
+    except Exception as error:
+        if not jax.distributed.is_initialized():
+            raise
+        if "Gloo" in str(error) or "NCCL" in str(error):  # by which the devices of several processes communicate
+            fail(f"another process has ended, and with it this one; --resume goes on ({error})", code=1)
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
