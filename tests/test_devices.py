@@ -44,7 +44,8 @@ def devices(number: int, dump: Path | None = None) -> dict[str, str]:
 ONE_QUICK = [pytest.param(name, marks=[pytest.mark.slow] * (name != "pqn_ffm")) for name in ALL]
 
 
-@pytest.mark.parametrize("name", ONE_QUICK)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_a_run_whose_environments_lie_over_devices_is_that_of_one(script, tmp_path, name):
     """It is stopped on four devices, two for the seeds and two for their environments, and goes on on two."""
     alone = script(f"{command(name)} --run-dir alone", env=devices(1))
@@ -82,7 +83,8 @@ def test_a_run_whose_environments_lie_over_devices_is_that_of_one(script, tmp_pa
         assert gathered <= {"f32[2]", "s32[2]"}, "a number of each of the two seeds"
 
 
-def test_devices_that_cannot_share_a_minibatch_are_left_out_and_one_environment_cannot_be_shared(script, tmp_path):
+@pytest.mark.slow
+def test_devices_that_cannot_share_a_minibatch_are_left_out(script, tmp_path):
     """Six devices: two for the seeds, and of three for the four environments of a minibatch, one."""
     process = script(f"{command('pqn_ffm', num_envs=8)} --run-dir runs", env=devices(6))
     assert process.returncode == 0 and "2 of 6" in process.stdout and "1 seeds, 8 env" in process.stdout, process.stderr
@@ -90,6 +92,8 @@ def test_devices_that_cannot_share_a_minibatch_are_left_out_and_one_environment_
     evaluated = script(f"pqn_ffm.py --evaluate {run}", env=devices(3))
     assert evaluated.returncode == 0 and "evaluation" in evaluated.stdout, evaluated.stderr
 
+
+def test_one_environment_of_a_minibatch_cannot_be_shared(script, tmp_path):
     process = script(f"{command('pqn_ffm', num_minibatches=4)} --run-dir none", env=devices(4))
     assert_one_line_error(process, "--shard-envs True", "one environment", "--num-minibatches")
     assert not (tmp_path / "none").exists()
@@ -168,15 +172,23 @@ def assert_same_runs(runs: list[Path], others: list[Path]):
         assert found == expected and len(found) > 8
 
 
-def test_two_processes_share_the_seeds_stop_together_and_go_on_as_one_or_as_two(script, alone, together, tmp_path):
-    """The second one gets the signal. Each keeps the folder of its own seed; the first one speaks, and writes the
-    checkpoint of both."""
+def test_two_processes_share_the_seeds_of_a_run(script, alone, together, tmp_path):
+    """The first one speaks, and writes the checkpoint of both."""
+    first, second = together(f"{seeds_command(6)} --run-dir {tmp_path / 'runs'}")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "2 of 2" in first.stdout and re.search("^processes +2$", first.stdout, re.MULTILINE)
+    assert "run folder" not in second.stdout
+    assert_same_runs(sorted((tmp_path / "runs").iterdir()), alone(script))
+
+
+@pytest.mark.slow
+def test_processes_stop_together_and_go_on_as_one_or_as_two(script, alone, together, tmp_path):
+    """The second one gets the signal."""
     run_dir = tmp_path / "runs"
     patch = strike(signal.SIGTERM, *EVENTS, logged(process=1, update=2))
     first, second = together(f"{seeds_command(6)} --run-dir {run_dir}", patch=patch)
     assert (first.returncode, second.returncode) == (143, 143), first.stderr + second.stderr
-    assert "2 of 2" in first.stdout and re.search("^processes +2$", first.stdout, re.MULTILINE)
-    assert f"go on with --resume {run_dir}" in first.stdout and "run folder" not in second.stdout
+    assert f"go on with --resume {run_dir}" in first.stdout
     runs = sorted(run_dir.iterdir())
     assert [run.name.split("__")[3] for run in runs] == ["1", "2"]
     assert [(run / "checkpoint.msgpack").exists() for run in runs] == [True, False]

@@ -256,6 +256,7 @@ def test_an_agent_plays_another_task_of_the_same_sizes_and_without_its_memory(ru
     assert contents(runs[0].parent) == before
 
 
+@pytest.mark.slow
 def test_a_memory_chain_of_another_delay_is_another_task_of_the_same_sizes(run, tmp_path):
     """Its name follows the delay."""
     small = "--hidden-size 8 --memory gru --num-envs 2 --num-steps 32 --num-minibatches 2 --update-epochs 1"

@@ -31,9 +31,11 @@ LOSSES = [
     ("pqn_frozen_rnn", PQN | dict(memory="deepesn", frozen=True), reference_agents.pqn_loss),
     ("ppo_memorychain", PPO | dict(memory="gru"), reference_agents.ppo_loss),
     ("ppo_memorychain", PPO | dict(memory="lru", frozen=True), reference_agents.ppo_loss),
-    ("pqn_arcade_cnn", ARCADE | dict(memory="lru"), reference_agents.pqn_loss),
+    pytest.param("pqn_arcade_cnn", ARCADE | dict(memory="lru"), reference_agents.pqn_loss, marks=pytest.mark.slow),
     ("pqn_arcade_cnn", ARCADE | dict(memory="gru", frozen=True), reference_agents.pqn_loss),
-    ("ppo_playground", PLAYGROUND | dict(memory="gru"), reference_agents.gaussian_ppo_loss),
+    pytest.param(
+        "ppo_playground", PLAYGROUND | dict(memory="gru"), reference_agents.gaussian_ppo_loss, marks=pytest.mark.slow
+    ),
     ("ppo_playground", PLAYGROUND | OPPOSITE | dict(memory="lru", frozen=True), reference_agents.gaussian_ppo_loss),
 ]
 

@@ -353,6 +353,7 @@ print(compared)
 """
 
 
+@pytest.mark.slow
 def test_with_64_bits_switched_on_every_unit_gives_the_same_bits():
     environment = os.environ | {"JAX_ENABLE_X64": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     command = [sys.executable, "-c", X64]

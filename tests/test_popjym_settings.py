@@ -23,7 +23,7 @@ def slow(*values):
 
 @pytest.mark.parametrize(
     "settings, env_ids",
-    [(WIDE + CHECKS, EASY), slow(WIDE, EASY), slow(CHECKS, EASY), slow(WIDE, OTHERS), slow(CHECKS, OTHERS)],
+    [slow(WIDE + CHECKS, EASY), slow(WIDE, EASY), slow(CHECKS, EASY), slow(WIDE, OTHERS), slow(CHECKS, OTHERS)],
     ids=["all at once", "64 bits", "checks", "64 bits, Medium and Hard", "checks, Medium and Hard"],
 )
 def test_a_setting_of_jax_changes_nothing(settings, env_ids, tmp_path):

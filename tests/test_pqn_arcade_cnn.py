@@ -91,9 +91,8 @@ def test_the_cnn_is_table_a2_to_the_layer(obs_size, number, backend, monkeypatch
 
 
 # ------------------------------------------------------------------------------------------------------- environment
-@pytest.mark.parametrize(
-    "env", [family if family == "Skittles" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("env", FAMILIES)
 def test_a_step_is_the_environments_own(env):
     """Pictures, states, rewards and ends of two environments, over several episodes of random actions.
 
@@ -164,6 +163,7 @@ def test_time_limits_are_not_terminal(env, action, changes, terminal, monkeypatc
     assert last_step(env, action, **changes) == (terminal, not terminal)
 
 
+@pytest.mark.slow
 def test_the_twins_are_the_same_task_and_one_of_them_shows_what_the_other_hides():
     keys = jax.random.split(jax.random.key(0), 2)
     seen = {}

@@ -242,7 +242,9 @@ def test_a_frozen_unit_costs_no_gradient(memory):
 @pytest.mark.parametrize(
     "memory, frozen",
     [
-        pytest.param(*agent, marks=pytest.mark.slow if agent in [("src", False), ("paralesn", False)] else ())
+        pytest.param(
+            *agent, marks=() if agent in [("lru", False), ("gru", True), ("deepesn", True)] else pytest.mark.slow
+        )
         for agent in AGENTS
     ],
 )

@@ -200,6 +200,7 @@ def test_runs_started_in_the_same_second_have_folders_of_their_own(monkeypatch, 
     assert len({folder.name.split("__")[4] for folder in first}) == 1, "the seeds of one program have one time"
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_kept_in_the_users_cache_where_there_can_be_one(script, tmp_path):
     """Without a word, also of what is loaded; where nothing can be kept, JAX warns, and the run is the same."""
     command = f"{SMALL} --num-minibatches 1 --total-timesteps 128 --run-dir"

@@ -48,6 +48,8 @@ LONG = {
 }  # fmt: skip
 ALL = SMALL | LONG
 WITH_LONG_ONES_SLOW = [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
+FIRST, *OTHERS = ALL
+WITH_OTHERS_SLOW = [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 ALL_FROZEN = dict(frozen=True, frozen_mixers=True)
 GRU = dict(memory="gru", trace_size=32, context_size=4)  # whose settings are not those of an FFM
@@ -243,7 +245,7 @@ def returns_of(run) -> list[float]:
     return json.loads((run / "eval.json").read_text())["returns"]
 
 
-@pytest.mark.parametrize("name", WITH_LONG_ONES_SLOW)
+@pytest.mark.parametrize("name", WITH_OTHERS_SLOW)
 def test_no_random_number_is_used_twice_nothing_is_nan_and_nothing_warns(name, checked_runs):
     """Training and evaluation under the checker of keys, that of NaNs, and that of files left open."""
     process = checked_runs(name).process
@@ -265,10 +267,7 @@ def test_with_64_bits_by_default_every_type_is_the_same(name):
         assert types() == expected
 
 
-FIRST, *OTHERS = ALL
-
-
-@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize("name", WITH_OTHERS_SLOW)
 def test_with_64_bits_by_default_a_run_is_the_same(name, checked_runs, tmp_path):
     wide = start(tmp_path / "wide", name, {"JAX_ENABLE_X64": "1"})
     assert wide.process.returncode == 0, wide.process.stderr[-3000:]
@@ -279,7 +278,7 @@ def test_with_64_bits_by_default_a_run_is_the_same(name, checked_runs, tmp_path)
     np.testing.assert_allclose(returns_of(wide.run), returns_of(checked_runs(name).run), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", WITH_LONG_ONES_SLOW)
+@pytest.mark.parametrize("name", WITH_OTHERS_SLOW)
 def test_a_run_resumed_after_its_first_update_ends_the_same_bit_for_bit(name, checked_runs, tmp_path):
     shutil.copytree(checked_runs(name).run, tmp_path / "runs" / "run")
     run = tmp_path / "runs" / "run"
