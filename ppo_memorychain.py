@@ -577,13 +577,14 @@ def main():
         except (ValueError, RuntimeError) as error:
             fail(f"--distributed True: no cluster that JAX knows has started this process: {error}")
     try:
-        devices = np.reshape(jax.devices(), (jax.process_count(), -1))  # [processes, devices of each]
+        devices = sorted(jax.devices(), key=lambda device: device.process_index)
     except (AssertionError, RuntimeError):
         jax.config.update("jax_platforms", "")
         fail(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: there is none here, but {jax.devices()[0].platform}")
     args, folders = parse_args()
     train, steps_per_update, writers, tracked, signals = make_train(args), args.num_envs * args.num_steps, {}, {}, []
     num_updates = args.total_timesteps // steps_per_update
+    devices = np.reshape(devices, (jax.process_count(), -1))  # [processes, devices of each]
     rows, in_minibatch = math.gcd(devices.size, args.num_seeds), args.num_envs // args.num_minibatches
     if args.shard_envs and in_minibatch == 1:
         fail("--shard-envs True: a minibatch has one environment, which devices cannot share; fewer --num-minibatches")
@@ -701,8 +702,7 @@ def main():
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)
-    first = devices[0, 0]
-    say(f"devices        {mesh.size} of {devices.size} x {first.device_kind} ({first.platform})")
+    say(f"devices        {mesh.size} of {devices.size} x {devices[0, 0].device_kind} ({devices[0, 0].platform})")
     say(f"processes      {len(devices)}")
     say(f"of a device    {args.num_seeds // rows} seeds, {args.num_envs // columns} environments each")
     say(parameter_table(parameters))
