@@ -14,6 +14,7 @@
 #                memorychain: PPO with MLP, GRU and LRU, trained and frozen, delays 4 to 2048 (FRN, Fig. 2)
 #                playground: PPO with MLP, GRU and LRU, trained and frozen, positions or velocities hidden (FRN, Fig. 4)
 #                arcade: PQN with a CNN, GRU and LRU, trained and frozen, on four pixel tasks (FRN, Fig. 5)
+#                evidence: a few of all these at their published steps, the most telling first: docs/evidence.md
 #   --dry-run    print the list, a command a line; on stderr how many runs, and the hours here by the SPS of finished
 #                runs of the same script and memory
 #   --budget F   train for F times the published steps; the runs' names say so (default 1)
@@ -84,9 +85,9 @@ while [ $# -gt 0 ]; do
     --once) once "${@:2}" ;;
     --) sbatch_flags=("${@:2}"); break ;;
     -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-    ffm | popgym | reservoirs | mixers | table1 | memorychain | playground | arcade) groups+=("$1") ;;
+    ffm | popgym | reservoirs | mixers | table1 | memorychain | playground | arcade | evidence) groups+=("$1") ;;
     *) fail "$1: no such group or flag; groups: ffm, popgym, reservoirs, mixers, table1, memorychain, playground," \
-      "arcade; see --help" ;;
+      "arcade, evidence; see --help" ;;
   esac
   shift
 done
@@ -215,6 +216,20 @@ group_arcade() { # the paper names four tasks and no difficulty
   local default_seeds=5 task memory
   for task in BattleShipEasy CountRecallEasy MineSweeperEasy NavigatorEasy; do
     for memory in gru gru-frozen lru lru-frozen; do run pqn_arcade_cnn "$task" "$memory" 20000000 ""; done
+  done
+}
+
+group_evidence() { # the command of the README without its shortcuts; FRN's agents on two tasks; their mixers
+  local default_seeds=1 task memory
+  for memory in ffm-frozen mlp ffm; do run pqn_ffm RepeatPreviousEasy "$memory" 20000000 ""; done
+  default_seeds=2
+  for task in StatelessCartPoleEasy RepeatFirstEasy; do
+    for memory in mlp lru-frozen lru gru-frozen gru; do run pqn_frozen_rnn "$task" "$memory" 20000000 ""; done
+  done
+  for task in StatelessCartPoleEasy RepeatFirstEasy; do
+    for memory in lru-frozen gru-frozen; do
+      run pqn_frozen_rnn "$task" "$memory" 20000000 frozen-mixers --frozen-mixers
+    done
   done
 }
 

@@ -137,6 +137,19 @@ def test_the_groups_of_frn_are_its_tasks_and_agents(bench, group, agents):
     assert done.returncode == 0 and settings_of(done.stdout.splitlines()) == expected
 
 
+def test_the_evidence_is_what_the_paper_trains_for_as_long(bench):
+    """Every run but FFM's is one of another group, with fewer seeds."""
+    done, _ = bench("evidence", "--dry-run")
+    assert done.returncode == 0 and "# 31 runs" in done.stderr
+    others = bench("popgym", "mixers", "ffm", "--dry-run")[0].stdout.splitlines()
+
+    def without_seeds(line):
+        return re.sub(r" --num-seeds \d+| --run-dir \S+", "", line)
+
+    evidence = [without_seeds(line) for line in done.stdout.splitlines()]
+    assert len(evidence) == 17 and set(evidence) <= {without_seeds(line) for line in others}
+
+
 def test_table_1_is_four_agents_of_both_scripts_and_the_table(bench, tmp_path):
     done, calls = bench("table1", "--run-dir", "r")
     assert done.returncode == 0, done.stderr
@@ -517,5 +530,5 @@ def test_bad_flags_are_one_line(bench, flags, word):
 def test_help_names_the_groups(bench):
     done, _ = bench("--help")
     assert done.returncode == 0 and "--dry-run" in done.stdout
-    groups = ("ffm", "popgym", "reservoirs", "mixers", "table1", "memorychain", "playground", "arcade")
+    groups = ("ffm", "popgym", "reservoirs", "mixers", "table1", "memorychain", "playground", "arcade", "evidence")
     assert all(f"{group}:" in done.stdout for group in groups)
