@@ -172,6 +172,7 @@ def assert_same_runs(runs: list[Path], others: list[Path]):
         assert found == expected and len(found) > 8
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_seeds_of_a_run(script, alone, together, tmp_path):
     """The first one speaks, and writes the checkpoint of both."""
     first, second = together(f"{seeds_command(6)} --run-dir {tmp_path / 'runs'}")

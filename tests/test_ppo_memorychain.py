@@ -211,6 +211,7 @@ def test_one_pass_over_three_rollouts_has_their_values_and_a_ratio_of_1(memory):
     assert (np.abs(forgetful[40:51] - value[40:51]).max() > 1e-3) == (memory != "mlp")
 
 
+@pytest.mark.slow
 def test_the_epochs_of_an_update_learn_from_every_environment_with_its_own_memory():
     """With a network that does not move, every minibatch has a ratio of 1, and the epochs have each sample once."""
     state = trained().states[4]  # in the middle of episodes

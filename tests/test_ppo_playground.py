@@ -178,6 +178,7 @@ def cartpole():
     return SimpleNamespace(reset=jax.jit(reset), step=jax.jit(step), own=own)
 
 
+@pytest.mark.slow
 def test_an_environment_ends_at_its_time_limit_shows_its_last_state_and_starts_anew_from_a_key_of_its_own(cartpole):
     keys = jax.random.split(jax.random.key(0), B)
     obs, state = cartpole.reset(keys)
@@ -206,6 +207,7 @@ def test_an_environment_ends_at_its_time_limit_shows_its_last_state_and_starts_a
     assert len(starts) == 3 * B and len(np.unique(starts[:, 0])) == len(starts)  # cart positions
 
 
+@pytest.mark.slow
 def test_a_simulation_that_diverged_ends_in_a_terminal_state_alone(cartpole):
     keys = jax.random.split(jax.random.key(0), B)
     _, state = cartpole.reset(keys)
@@ -217,6 +219,7 @@ def test_a_simulation_that_diverged_ends_in_a_terminal_state_alone(cartpole):
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state)) and jnp.isnan(final_obs[1]).any()
 
 
+@pytest.mark.slow
 def test_an_action_is_clipped_where_it_meets_the_environment(cartpole):
     keys = jax.random.split(jax.random.key(0), B)
     _, state = cartpole.reset(keys)

@@ -145,16 +145,21 @@ def last_step(env: str, action: int, **changes):
     "env, action, changes, terminal",
     [
         ("BattleShip", 0, {"timestep": 126}, False),
-        ("CountRecall", 2, {"alreadyMove": 124}, False),
         ("CountRecall", 4, {"timestep": 25}, True),
-        ("Navigator", 4, {"board": 2}, True),
-        ("MineSweeper", 4, {"mine_grid": 1}, True),
-        ("CartPole", 0, {"time": 198}, False),  # these count the limit as terminal themselves
-        ("CartPole", 0, {"x": 3.0, "time": 198}, True),
-        ("Breakout", 0, {"time": 1998}, False),
-        ("Tetris", 0, {"time": 2998}, False),
-        ("Skittles", 0, {"time": 98}, False),
-        ("AutoEncode", 0, {"timestep": 259}, False),
+        ("CartPole", 0, {"time": 198}, False),  # counts the limit as terminal itself
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("CountRecall", 2, {"alreadyMove": 124}, False),
+                ("Navigator", 4, {"board": 2}, True),
+                ("MineSweeper", 4, {"mine_grid": 1}, True),
+                ("CartPole", 0, {"x": 3.0, "time": 198}, True),
+                ("Breakout", 0, {"time": 1998}, False),
+                ("Tetris", 0, {"time": 2998}, False),
+                ("Skittles", 0, {"time": 98}, False),
+                ("AutoEncode", 0, {"timestep": 259}, False),
+            )
+        ),
     ],
 )
 def test_time_limits_are_not_terminal(env, action, changes, terminal, monkeypatch):
