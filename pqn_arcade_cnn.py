@@ -698,17 +698,17 @@ def main():
     train, steps_per_update, writers, tracked, signals = make_train(args), args.num_envs * args.num_steps, {}, {}, []
     num_updates = args.total_timesteps // steps_per_update
     devices = np.reshape(devices, (jax.process_count(), -1))  # [processes, devices of each]
-    rows, in_minibatch = math.gcd(devices.size, args.num_seeds), args.num_envs // args.num_minibatches
+    over_seeds, in_minibatch = math.gcd(devices.size, args.num_seeds), args.num_envs // args.num_minibatches
     if args.shard_envs and in_minibatch == 1:
         fail("--shard-envs True: a minibatch has one environment, which devices cannot share; fewer --num-minibatches")
-    columns = math.gcd(devices.size // rows, in_minibatch) if args.shard_envs else 1
-    used, left = divmod(rows * columns, len(devices))  # of each process
+    over_envs = math.gcd(devices.size // over_seeds, in_minibatch) if args.shard_envs else 1
+    used, left = divmod(over_seeds * over_envs, len(devices))  # of each process
     if left:
         fail(f"--distributed True: {len(devices)} processes cannot share --num-seeds {args.num_seeds} evenly")
-    mesh = jax.sharding.Mesh(devices[:, :used].reshape(rows, columns), ("seeds", "envs"))
+    mesh = jax.sharding.Mesh(devices[:, :used].reshape(over_seeds, over_envs), ("seeds", "envs"))
     of_seed, of_runner = jax.NamedSharding(mesh, jax.P("seeds")), jax.NamedSharding(mesh, jax.P("seeds", "envs"))
     everywhere = jax.NamedSharding(mesh, jax.P())
-    keepers = [mesh.devices[i * rows // args.num_seeds, 0].process_index for i in range(args.num_seeds)]
+    keepers = [mesh.devices[i * over_seeds // args.num_seeds, 0].process_index for i in range(args.num_seeds)]
     own = [i for i, process in enumerate(keepers) if process == jax.process_index()]  # seeds whose folders it keeps
     layout = TrainState(**dict.fromkeys(TrainState.__dataclass_fields__, of_seed)).replace(runner=of_runner)
 
@@ -817,7 +817,7 @@ def main():
             signal.signal(number, stop)
     say(f"devices        {mesh.size} of {devices.size} x {devices[0, 0].device_kind} ({devices[0, 0].platform})")
     say(f"processes      {len(devices)}")
-    say(f"of a device    {args.num_seeds // rows} seeds, {args.num_envs // columns} environments each")
+    say(f"of a device    {args.num_seeds // over_seeds} seeds, {args.num_envs // over_envs} environments each")
     say(parameter_table(parameters))
     table = "\n".join(["|flag|value|", "|-|-|", *(f"|{name}|{value}|" for name, value in vars(args).items())])
     say("\n".join(f"run folder     {folder}" for folder in folders))
