@@ -145,12 +145,12 @@ def last_step(env: str, action: int, **changes):
     "env, action, changes, terminal",
     [
         ("BattleShip", 0, {"timestep": 126}, False),
-        ("CountRecall", 4, {"timestep": 25}, True),
         ("CartPole", 0, {"time": 198}, False),  # counts the limit as terminal itself
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("CountRecall", 2, {"alreadyMove": 124}, False),
+                ("CountRecall", 4, {"timestep": 25}, True),
                 ("Navigator", 4, {"board": 2}, True),
                 ("MineSweeper", 4, {"mine_grid": 1}, True),
                 ("CartPole", 0, {"x": 3.0, "time": 198}, True),
@@ -243,7 +243,8 @@ def test_pictures_are_uint8_all_the_way_and_kept_once(rolled):
     assert len(np.unique(rolled.t["obs"])) > 5
 
 
-@pytest.mark.parametrize("memory", ["lru", *(pytest.param(m, marks=pytest.mark.slow) for m in ("gru", "ffm"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["lru", "gru", "ffm"])
 def test_the_cnn_learns_through_a_frozen_unit_as_through_a_trained_one_with_its_weights(memory, rolled):
     one, other = (tiny(memory=memory, frozen=frozen) for frozen in (True, False))
     state = one.init(jnp.int32(3))
@@ -283,9 +284,8 @@ def test_the_output_projection_is_linear():
     np.testing.assert_allclose(x, jnp.where(z > 0, z, 0.01 * z), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "env", ["CountRecallEasy", *(pytest.param(e, marks=pytest.mark.slow) for e in ("CartPoleEasy", "TetrisEasy"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["CountRecallEasy", "CartPoleEasy", "TetrisEasy"])
 def test_with_64_bits_by_default_all_types_are_the_same(env):
     """The tasks name no types. An update ends with the shapes and types that it began with, as the next one needs."""
     train = tiny(env=env).train

@@ -178,7 +178,7 @@ def kept_id(setting) -> str:
     return "-".join([setting[0], *setting[1]])
 
 
-KEPT_IN_BRIEF = ("deepesn", {}), ("lru", EVERYTHING), ("lru", dict(frozen_input=True))
+KEPT_IN_BRIEF = [("lru", EVERYTHING)]
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,7 @@ def test_a_frozen_unit_costs_no_gradient(memory):
 @pytest.mark.parametrize(
     "memory, frozen",
     [
-        pytest.param(
-            *agent, marks=() if agent in [("lru", False), ("gru", True), ("deepesn", True)] else pytest.mark.slow
-        )
+        pytest.param(*agent, marks=() if agent in [("gru", True), ("deepesn", True)] else pytest.mark.slow)
         for agent in AGENTS
     ],
 )
@@ -304,10 +302,10 @@ def test_the_returns_are_those_that_are_tested_for_pqn_ffm():
     [
         ("gru", ()),
         ("gru", ("memory",)),
-        ("lru", ("memory",)),
         ("lru", ("input", "memory", "mixer")),
         ("deepesn", ()),
-        *[(memory, ("memory",)) for memory in RESERVOIRS],
+        pytest.param("lru", ("memory",), marks=pytest.mark.slow),
+        *[pytest.param(memory, ("memory",), marks=pytest.mark.slow) for memory in RESERVOIRS],
         pytest.param("gru", ("mixer",), marks=pytest.mark.slow),
         pytest.param("mlp", ("input", "mixer"), marks=pytest.mark.slow),
     ],

@@ -668,7 +668,13 @@ def test_a_platform_that_is_not_there_is_one_line(script, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ where it prints
-@pytest.mark.parametrize("output", ["a pipe closed after one line", "a full disk", "closed, under nohup", "ASCII only"])
+OUTPUTS = [
+    "a pipe closed after one line",
+    *(pytest.param(output, marks=pytest.mark.slow) for output in ("a full disk", "closed, under nohup", "ASCII only")),
+]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
 def test_a_run_is_trained_to_its_end_wherever_its_output_goes(script, tmp_path, output):
     if output == "a pipe closed after one line":
         started = script(SMALL, wait=False)

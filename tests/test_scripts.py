@@ -56,11 +56,11 @@ GRU = dict(memory="gru", trace_size=32, context_size=4)  # whose settings are no
 # What is changed, and the beginnings of the names of the modules that are then frozen.
 FROZEN = [
     ("pqn_ffm", dict(frozen=True), ["memory"]),
-    ("pqn_ffm", dict(frozen_mixers=True) | GRU, ["mixer"]),
+    pytest.param("pqn_ffm", dict(frozen_mixers=True) | GRU, ["mixer"], marks=pytest.mark.slow),
     ("pqn_ffm", ALL_FROZEN | GRU, ["memory", "mixer"]),
-    ("pqn_frozen_rnn", dict(frozen=True), ["memory"]),
+    pytest.param("pqn_frozen_rnn", dict(frozen=True), ["memory"], marks=pytest.mark.slow),
     ("pqn_frozen_rnn", ALL_FROZEN | dict(frozen_input=True, memory="gru"), ["memory", "mixer", "input"]),
-    ("pqn_frozen_rnn", dict(frozen=True, memory="deepesn"), ["memory"]),
+    pytest.param("pqn_frozen_rnn", dict(frozen=True, memory="deepesn"), ["memory"], marks=pytest.mark.slow),
     ("ppo_memorychain", dict(frozen=True), ["memory"]),
     pytest.param("pqn_arcade_cnn", dict(frozen=True), ["memory"], marks=pytest.mark.slow),
     pytest.param("ppo_playground", dict(frozen=True), ["memory"], marks=pytest.mark.slow),
@@ -267,7 +267,8 @@ def test_with_64_bits_by_default_every_type_is_the_same(name):
         assert types() == expected
 
 
-@pytest.mark.parametrize("name", WITH_OTHERS_SLOW)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_with_64_bits_by_default_a_run_is_the_same(name, checked_runs, tmp_path):
     wide = start(tmp_path / "wide", name, {"JAX_ENABLE_X64": "1"})
     assert wide.process.returncode == 0, wide.process.stderr[-3000:]
