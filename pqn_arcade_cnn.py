@@ -420,9 +420,9 @@ def make_train(args: Args) -> SimpleNamespace:
             carry = jax.tree.map(lambda x: pick(x, envs, axis=0), state.runner.carry)
             minibatch = jax.tree.map(lambda x: pick(x, envs, axis=1), (transitions, targets))  # [T, b, ...]
             value_and_grad = jax.value_and_grad(loss, has_aux=True)
-            (td_loss, q_values), grads = value_and_grad(params, state.frozen, carry, *minibatch)
+            (td_loss, q_mean), grads = value_and_grad(params, state.frozen, carry, *minibatch)
             updates, opt_state = optimizer.update(grads, opt_state)
-            losses = {"td_loss": td_loss, "q_values": q_values, "grad_norm": optax.tree.norm(grads)}
+            losses = {"td_loss": td_loss, "q_values": q_mean, "grad_norm": optax.tree.norm(grads)}
             return (optax.apply_updates(params, updates), opt_state), losses
 
         minibatches = shuffle(args, epoch_key)
@@ -508,7 +508,7 @@ def make_train(args: Args) -> SimpleNamespace:
     )  # fmt: skip
 
 
-# What another value may be given for when a run is resumed, and when it is evaluated.
+# Flags that may differ from the run's when it is resumed, and when it is evaluated.
 CHANGEABLE = {"resume", "total_timesteps", "checkpoint_every", "eval_episodes", "eval_every", "keep_best", "track"}
 CHANGEABLE |= {"capture_video"}
 EVALUATE_WITH = {"resume", "evaluate", "env", "eval_episodes", "forget", "keep_best", "capture_video"}
@@ -533,7 +533,7 @@ def check_args(args: Args):
     settings = {name for unit in UNITS.values() for name in unit.__dataclass_fields__}  # which the units check
     for name, value in vars(args).items():
         if type(value) in (int, float) and name not in settings | {"seed"}:
-            above = 0 if type(value) is int or name in ("max_grad_norm", "eval_every") else -1e-30
+            above = 0 if type(value) is int or name in ("max_grad_norm", "eval_every") else -1e-30  # 0 is allowed
             check(above < value < 2**31, name, "must be a positive number below 2^31")
     for name in ("gamma", "td_lambda", "start_e", "end_e", "exploration_fraction"):
         check(getattr(args, name) <= 1, name, "must be from 0 to 1")
@@ -592,7 +592,7 @@ def over_devices(apply):
 
 
 def shuffle(args: Args, key):
-    """The environments [G, b] of each minibatch of all epochs: b of each of G groups of neighbours. G is 1; with
+    """The environments [G, n] of each minibatch of all epochs: n of each of G groups of neighbours. G is 1; with
     --shard-envs, a minibatch's size: as many from every device, and the same ones on any number of devices."""
     groups = args.num_envs // args.num_minibatches if args.shard_envs else 1
     envs = jnp.tile(jnp.arange(args.num_envs // groups, dtype=jnp.int32), (groups, 1))  # [G, B / G]
@@ -603,7 +603,7 @@ def shuffle(args: Args, key):
 
 
 def pick(x, envs, axis: int):
-    """The environments [G, b] of x, which has all of them along `axis`, as b · G."""
+    """The environments [G, n] of x, which has all of them along `axis`, as G · n."""
     groups = x.reshape(*x.shape[:axis], len(envs), -1, *x.shape[axis + 1 :])
     picked = jax.vmap(functools.partial(jnp.take, axis=axis, mode="clip"), (axis, 0), axis)(groups, envs)
     return picked.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
@@ -842,7 +842,7 @@ def main():
         if number or due or done or best_update == update:
             save("checkpoint.msgpack")
             saved_at = time.perf_counter()
-        if best_update == update:  # a run that is killed here does it when it is resumed
+        if best_update == update:  # if killed before this, the resumed run writes it
             save("best.msgpack")
         if number:
             say(f"stopped        go on with --resume {folders[0]}")
