@@ -650,6 +650,7 @@ def main():
                 train.after(jax.tree.map(lambda x, i=i: x[i], agents), folders[i])
             if tracked and (film := folders[i] / "film.gif").exists():
                 tracked[i].log({"eval/film": importlib.import_module("wandb").Video(str(film))}, step=step)
+        process_allgather(np.zeros(1, np.int32))  # a process that ends while another writes would end it too
 
     def stop(number, _):
         signals.append(number)
@@ -692,8 +693,9 @@ def main():
     else:
         state, update, seconds, best, best_update = init(seeds), 0, 0.0, -math.inf, -1
     step, done = update * steps_per_update, bool(all_finished(state))
-    result = folders[-1] / "eval.json"
-    if done and result.exists() and len(json.loads(result.read_text())["returns"]) == args.eval_episodes:
+    files = [folders[i] / "eval.json" for i in own]
+    played = all(f.exists() and len(json.loads(f.read_text())["returns"]) == args.eval_episodes for f in files)
+    if process_allgather(np.array([done and played]), tiled=True).all():
         say(f"finished       {folders[-1]}")
         return
     of_one = jax.eval_shape(train.init, seeds[0])
@@ -733,6 +735,7 @@ def main():
             save("best.msgpack")
         if number:
             say(f"stopped        go on with --resume {folders[0]}")
+            process_allgather(np.zeros(1, np.int32))  # nobody ends before the checkpoint is written
             sys.exit(128 + number)
         if done:
             break
@@ -743,6 +746,8 @@ def main():
         update, step, seconds = update + 1, step + steps_per_update, now - start
         for name, values in metrics.items():
             if name.startswith("losses/") and not np.isfinite(values).all():
+                for writer in writers.values():
+                    writer.flush()
                 fail(f"{name} is not finite after update {update}; the checkpoint in {folders[0]} is older", code=1)
         sps = step * args.num_seeds / seconds
         log(metrics | {"charts/SPS": np.full(args.num_seeds, sps)})
