@@ -1,4 +1,7 @@
-"""Learning, on real budgets: minutes each, run by `pytest -m slow`."""
+"""Learning, on real budgets: minutes each, run by `pytest -m slow`.
+
+One seed where every seed was seen to agree (docs/pqn_ffm.md, the quick start), three where they differ.
+"""
 
 import json
 import re
@@ -12,26 +15,25 @@ OPTIMISED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": None}
 QUICK_START = re.search(r"pqn_ffm\.py (--env.*)", (ROOT / "README.md").read_text())[1]
 
 
-def final_returns(script, tmp_path, flags):
-    done = script(f"pqn_ffm.py {flags} --num-seeds 3", env=OPTIMISED)
+def final_return(script, folder, command) -> float:
+    done = script(f"{command} --run-dir {folder}", env=OPTIMISED)
     assert done.returncode == 0, done.stderr
-    return [json.loads(file.read_text())["mean_return"] for file in (tmp_path / "runs").glob("*/eval.json")]
+    (file,) = folder.glob("*/eval.json")
+    return json.loads(file.read_text())["mean_return"]
 
 
 @pytest.mark.slow
-def test_the_quick_start_of_the_readme_learns_with_every_seed(script, tmp_path):
-    """Measured: 0.82 to 0.88. A player who guesses gets -0.5."""
+def test_the_quick_start_of_the_readme_learns(script, tmp_path):
+    """Measured with three seeds: 0.82 to 0.88. A player who guesses gets -0.5."""
     assert "--frozen" in QUICK_START
-    returns = final_returns(script, tmp_path, QUICK_START)
-    assert len(returns) == 3 and min(returns) > 0.5, returns
+    assert final_return(script, tmp_path / "runs", f"pqn_ffm.py {QUICK_START}") > 0.5
 
 
 @pytest.mark.slow
 def test_without_memory_the_same_budget_teaches_nothing(script, tmp_path):
     """The card to name was seen three steps ago: without memory, the best is the previous action's hint, a guess."""
     flags = QUICK_START.replace("--frozen", "--memory mlp").replace("--trace-size 16 --context-size 8", "")
-    returns = final_returns(script, tmp_path, flags)
-    assert len(returns) == 3 and np.mean(returns) < -0.3, returns
+    assert final_return(script, tmp_path / "runs", f"pqn_ffm.py {flags}") < -0.3
 
 
 @pytest.mark.slow
