@@ -303,8 +303,9 @@ def test_an_interrupted_evaluation_ends_at_once(script, copied):
     assert {name: data for name, data in contents(copied[0].parent).items() if not name.endswith(".new")} == before
 
 
-def test_a_run_killed_before_its_evaluation_is_written_is_evaluated_when_it_is_resumed(script, finished, copied):
-    (copied[0] / "eval.json").unlink()
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_killed_before_its_evaluation_is_written_is_evaluated_when_it_is_resumed(script, finished, copied, seed):
+    (copied[seed] / "eval.json").unlink()
     process = script(f"pqn_ffm.py --resume {copied[0]}")
     assert process.returncode == 0 and process.stderr == "", process.stderr
     for run, other in zip(copied, finished.runs, strict=True):
